@@ -1,0 +1,73 @@
+/*
+ * What core and the kernels share: the normalised problem, the launch, and the rows of the registry.
+ *
+ * Every kernel file ends with its table of rows. The registry (registry.c) lists the tables in the order of preference;
+ * the first row that can and should run wins.
+ */
+#ifndef FATTN_CORE_KERNEL_H
+#define FATTN_CORE_KERNEL_H
+
+#include <stdbool.h>
+
+#include "fattn/fattn.h"
+
+/* A descriptor that passed validation, with its defaults filled in: out_dtype set, scale never 0, and every field that a
+ * shorter caller's struct lacks zero. */
+typedef struct fattn_problem {
+    fattn_desc desc;
+    int64_t group; /* heads_q / heads_kv */
+    int32_t lanes; /* the context's threads: the most lanes that a kernel may use, hence scratch areas it asks for */
+} fattn_problem;
+
+/* Where things lie. Backward's tensors are unset in a forward launch. */
+typedef struct fattn_launch {
+    const fattn_context *context;
+    fattn_view q, k, v, out, dout, dq, dk, dv;
+    void *lse;                /* may be NULL in forward */
+    unsigned char *workspace; /* aligned to FATTN_ALIGNMENT */
+} fattn_launch;
+
+/* Cache line and vector size; workspaces are aligned to it before kernels see them. */
+#define FATTN_ALIGNMENT 64
+
+/* The largest dim and dim_v that validation lets through. */
+#define FATTN_DIM_MOST 512
+
+typedef struct fattn_kernel {
+    const char *name; /* <family>_<op>_<type> */
+    fattn_op op;
+    uint32_t needs;                                 /* FATTN_CPU_... bits */
+    const char *(*refuse)(const fattn_problem *);   /* cannot: the reason, static; NULL: can. A NULL function: always can */
+    const char *(*unworthy)(const fattn_problem *); /* should not unless forced: the reason; NULL (either way): should */
+    size_t (*workspace)(const fattn_problem *);     /* bytes; a NULL function: none */
+    void (*run)(const fattn_problem *, const fattn_launch *); /* cannot fail: what could, refuse has said */
+} fattn_kernel;
+
+typedef struct fattn_kernel_table {
+    const fattn_kernel *rows;
+    int32_t count;
+} fattn_kernel_table;
+
+/* Defines a file's table from its rows. */
+#define FATTN_KERNEL_TABLE(table, ...)                                                                                         \
+    static const fattn_kernel table##_rows[] = {__VA_ARGS__};                                                                  \
+    const fattn_kernel_table table = {table##_rows, (int32_t)(sizeof table##_rows / sizeof table##_rows[0])}
+
+/* Address of row (b, h, i) of a view whose elements have `size` bytes. */
+static inline void *fattn_row(const fattn_view *view, size_t size, int64_t b, int64_t h, int64_t i)
+{
+    const int64_t offset = b * view->stride_batch + h * view->stride_head + i * view->stride_row;
+    return (char *)view->data + offset * (int64_t)size;
+}
+
+static inline size_t fattn_dtype_size(int32_t dtype)
+{
+    return dtype == FATTN_F64 ? 8 : dtype == FATTN_F32 ? 4 : 2;
+}
+
+static inline size_t fattn_round_up(size_t n, size_t multiple)
+{
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+#endif

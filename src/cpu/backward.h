@@ -1,0 +1,576 @@
+/*
+ * Backward: dq, dk, dv with the scores computed again (FlashAttention-2, algorithm 2). Five products per tile:
+ *
+ *   P^T  = 2^(K Q^T - lse)      in log2 units, scale folded into Q; lse is subtracted last: accumulators that started at -lse
+ *                               would round each partial sum to the size of lse, which costs small P of rows with a large
+ *                               lse five times the error
+ *   dS^T = P^T (V dO^T - D)     accumulators start at -D, D_i = sum_d dO_id O_id
+ *   dV  += P^T dO,  dK += dS^T Q,  dQ += dS K      (dq and dk are multiplied by scale when they are written)
+ *
+ * Three passes over the threads:
+ *
+ *   prepare   per query head: Q and dO packed twice, transposed in panels (for the scores) and in column strips (for the
+ *             gradients), and -lse, -D
+ *   blocks    a unit is one key/value head and one range of its keys: it owns its dk and dv, summing over the query heads of
+ *             the group, and adds to a dq partial of its own. Per block of GRAD_KEYS keys it walks over blocks of queries
+ *   reduce    dq = scale * the partials of all ranges, in order
+ *
+ * No atomics, and the number of ranges depends on the shape alone: the bits do not depend on threads.
+ */
+#ifndef FATTN_CPU_BACKWARD_H
+#define FATTN_CPU_BACKWARD_H
+
+#include "tile.h"
+
+enum {
+    BACKWARD_WIDTH = TILE_VECS * LANES,
+    BACKWARD_PANELS = 4,                                         /* panels per block of queries */
+    BACKWARD_ROWS = BACKWARD_PANELS * BACKWARD_WIDTH,            /* a multiple of GRAD_ROWS */
+    P_ROW = BACKWARD_ROWS + FATTN_ALIGNMENT / (int)sizeof(real), /* row of P^T and dS^T: off the power of two */
+    UNITS_WANTED = 32, /* (head, range) units that a call should have, so that many threads find work */
+    RANGES_MOST = 8,
+    RANGE_KEYS_LEAST = 256 /* shorter ranges would spend more on the partials of dq than they share out */
+};
+
+/* What holds for the whole call. Row counts are per query head. */
+typedef struct backward {
+    const fattn_problem *problem;
+    const fattn_launch *at;
+    panels panels;       /* of seq_q rows */
+    strips cols, cols_v; /* of dim and dim_v */
+    int64_t rows;        /* padded: every panel whole, and slack for the last gradient tile; whole vectors */
+    int64_t keys;        /* GRAD_KEYS */
+    int64_t ranges;      /* of keys per head, each a unit */
+    span *spans;         /* [panels] the keys that each panel keeps */
+    int64_t *bounds;     /* [ranges + 1] in blocks of keys */
+    real *qt, *dot;      /* [batch heads_q][rows][dim, dim_v] panels, transposed */
+    real *qs, *dos;      /* [batch heads_q][rows][dim, dim_v padded] strips */
+    real *nlse, *nd;     /* [batch heads_q][rows] -lse log2(e), -D */
+    uint8_t *oddities;   /* [batch heads_q][panels] */
+    real *partial;       /* [ranges][batch heads_q][rows][dim padded] */
+    unsigned char *scratch;
+    size_t scratch_size; /* per lane */
+} backward;
+
+/* What a panel holds that tiles cannot treat exactly, see block_careful. */
+enum {
+    ODD_NUMBER = 1 /* a NaN or an infinity in q or dout */,
+    ODD_ROW = 2 /* every score of a row that keeps keys was -inf */
+};
+
+/* ------------------------------------------------------------------------------------------------------------- prepare */
+
+static real dot(const real *a, const real *b, int64_t n)
+{
+    vec sum = v_set1(0);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = v_fma(v_loadu(a + i), v_loadu(b + i), sum);
+    real part[LANES] __attribute__((aligned(FATTN_ALIGNMENT))), total = 0;
+    v_store(part, sum);
+    for (int l = 0; l < LANES; l++)
+        total += part[l];
+    for (; i < n; i++)
+        total += a[i] * b[i];
+    return total;
+}
+
+/* One panel of one query head. */
+static void prepare_panel(const backward *w, int64_t b, int64_t h, int64_t index)
+{
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t first = panel_start(&w->panels, index), width = panel_start(&w->panels, index + 1) - first;
+    const int64_t rows = min64(width, desc->seq_q - first), head = b * desc->heads_q + h, base = head * w->rows;
+    const real *q[BACKWARD_WIDTH], *dout[BACKWARD_WIDTH];
+    real *nlse = w->nlse + base + first, *nd = w->nd + base + first;
+    const real *lse = (const real *)w->at->lse + head * desc->seq_q + first;
+    uint8_t *odd = w->oddities + head * w->panels.count + index;
+    *odd = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        q[i] = fattn_row(&w->at->q, sizeof(real), b, h, first + i);
+        dout[i] = fattn_row(&w->at->dout, sizeof(real), b, h, first + i);
+        nd[i] = -dot(dout[i], fattn_row(&w->at->out, sizeof(real), b, h, first + i), desc->dim_v);
+        /* A row that kept no key: the lowest number makes every P of it 0. */
+        nlse[i] = lse[i] == -INFINITY ? REAL_LOWEST : (real)(-(double)lse[i] * LOG2E);
+        if (lse[i] == -INFINITY && fattn_mask_row(desc, first + i).hi > 0)
+            *odd |= ODD_ROW;
+        if (!all_finite(q[i], desc->dim) || !all_finite(dout[i], desc->dim_v))
+            *odd |= ODD_NUMBER;
+    }
+    for (int64_t i = rows; i < width; i++) { /* padding: P = 0 */
+        nd[i] = 0;
+        nlse[i] = REAL_LOWEST;
+    }
+    pack_transposed(w->qt + (base + first) * desc->dim, width, q, rows, desc->dim, (real)(desc->scale * LOG2E));
+    pack_transposed(w->dot + (base + first) * desc->dim_v, width, dout, rows, desc->dim_v, 1);
+    pack_strips(w->qs + base * padded(&w->cols), &w->cols, w->rows, first, q, rows, desc->dim);
+    pack_strips(w->dos + base * padded(&w->cols_v), &w->cols_v, w->rows, first, dout, rows, desc->dim_v);
+}
+
+static void prepare_run(void *arg, int32_t lane, int64_t unit)
+{
+    (void)lane;
+    const backward *w = arg;
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t blocks = ceil_div(w->panels.count, BACKWARD_PANELS), head = unit / blocks,
+                  first = unit % blocks * BACKWARD_PANELS;
+    const int64_t end = min64(first + BACKWARD_PANELS, w->panels.count);
+    for (int64_t i = first; i < end; i++)
+        prepare_panel(w, head / desc->heads_q, head % desc->heads_q, i);
+    if (end == w->panels.count) {
+        clear_padding(w->qs + head * w->rows * padded(&w->cols), &w->cols, w->rows, desc->seq_q);
+        clear_padding(w->dos + head * w->rows * padded(&w->cols_v), &w->cols_v, w->rows, desc->seq_q);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------------- blocks */
+
+/* One block of keys: pointers to its head and the scratch of its lane. */
+typedef struct key_block {
+    const backward *call;
+    int64_t first, count; /* keys */
+    const real *k, *v;    /* the first key's rows, or copies that end in zeros */
+    ptrdiff_t k_row, v_row;
+    real *k_copy, *v_copy; /* [keys][dim, dim_v] of a block that is not whole groups */
+    real *ks;              /* K in strips, [keys] rows */
+    real *p, *ds;          /* [keys][P_ROW] */
+    real *dk, *dv;         /* [keys][padded dim, dim_v] */
+    real *lo, *hi;         /* [width] */
+    bool odd;              /* a NaN or an infinity among the keys and values */
+} key_block;
+
+typedef struct grad_run {
+    const real *a; /* rows of K or V */
+    ptrdiff_t a_row;
+    const real *b; /* [dim][width] */
+    int64_t dim, groups, key;
+    const real *start, *lo, *hi;
+    real *p, *ds; /* at the first group's row and the panel's column; only the gradient has ds */
+} grad_run;
+
+/* P^T for groups of TILE_ROWS keys. */
+INLINE void probability_groups(const int vecs, const bool masked, const grad_run *run)
+{
+    const real *a = run->a;
+    real *p = run->p;
+    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW) {
+        vec acc[TILE_ROWS * 4];
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_set1(0);
+        }
+        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
+            UNROLL
+            for (int j = 0; j < vecs; j++) {
+                vec s = v_add(acc[r * vecs + j], v_load(run->start + j * LANES));
+                if (masked)
+                    s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), -INFINITY);
+                v_store(p + r * P_ROW + j * LANES, v_exp2(s));
+            }
+        }
+    }
+}
+
+/* dS^T = P^T (V dO^T - D) for the same groups; exactly 0 where the mask drops the key, whatever its value is. */
+INLINE void score_gradient_groups(const int vecs, const bool masked, const grad_run *run)
+{
+    const real *a = run->a, *p = run->p;
+    real *ds = run->ds;
+    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW, ds += TILE_ROWS * P_ROW) {
+        vec acc[TILE_ROWS * 4];
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_load(run->start + j * LANES);
+        }
+        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
+            UNROLL
+            for (int j = 0; j < vecs; j++) {
+                vec s = v_mul(v_load(p + r * P_ROW + j * LANES), acc[r * vecs + j]);
+                if (masked)
+                    s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), 0);
+                v_store(ds + r * P_ROW + j * LANES, s);
+            }
+        }
+    }
+}
+
+/* A run of groups of one panel: P^T, and dS^T. */
+static void groups_plain(int vecs, const grad_run *scores, const grad_run *values)
+{
+    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, false, scores));
+    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, false, values));
+}
+
+static void groups_masked(int vecs, const grad_run *scores, const grad_run *values)
+{
+    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, true, scores));
+    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, true, values));
+}
+
+/* C[rows][width] += A B, A(r, n) = a[r row + n step], B a strip with rows of `vecs` vectors; rows a multiple of GRAD_ROWS. */
+INLINE void gradient_tiles(const int vecs, real *c, int64_t c_row, int64_t rows, const real *a, ptrdiff_t row, ptrdiff_t step,
+                           const real *b, int64_t n)
+{
+    for (int64_t r0 = 0; r0 < rows; r0 += GRAD_ROWS, a += GRAD_ROWS * row, c += GRAD_ROWS * c_row) {
+        vec acc[GRAD_ROWS * 4];
+        UNROLL
+        for (int r = 0; r < GRAD_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_load(c + r * c_row + j * LANES);
+        }
+        tile_mac(GRAD_ROWS, vecs, acc, a, row, step, b, vecs * LANES, n);
+        UNROLL
+        for (int r = 0; r < GRAD_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                v_store(c + r * c_row + j * LANES, acc[r * vecs + j]);
+        }
+    }
+}
+
+/* dK or dV of the block: rows are keys, the sum runs over queries. b: strips of a matrix of `all` rows, from row `at`. */
+static void gradient_of_keys(real *c, const strips *s, int64_t rows, const real *pt, const real *b, int64_t all, int64_t at,
+                             int64_t n)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
+        const real *strip = b + c0 * all + at * width;
+        WITH_VECS(width / LANES, GRAD_VECS, gradient_tiles(VECS, c + c0, padded(s), rows, pt, P_ROW, 1, strip, n));
+    }
+}
+
+/* dQ: rows are queries, the sum runs over keys at .. at + n - 1 of the block. b: strips of a matrix of `all` rows. */
+static void gradient_of_queries(real *c, const strips *s, int64_t rows, const real *dst, const real *b, int64_t all, int64_t at,
+                                int64_t n)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
+        const real *strip = b + c0 * all + at * width;
+        WITH_VECS(width / LANES, GRAD_VECS, gradient_tiles(VECS, c + c0, padded(s), rows, dst, 1, P_ROW, strip, n));
+    }
+}
+
+/* Fills the panel's columns of P^T and dS^T: keys outside what the panel keeps become zero. col: the panel's first row
+ * within the block of queries; at: its first row of all heads. */
+static void panel_gradients(const key_block *kb, int64_t index, int64_t col, int64_t at)
+{
+    const backward *w = kb->call;
+    const fattn_desc *desc = &w->problem->desc;
+    const int vecs = panel_vecs(&w->panels, index);
+    const int64_t width = vecs * LANES, end = round_to(kb->count, GRAD_ROWS);
+    span keys = w->spans[index];
+    keys.lo = max64(keys.lo, kb->first);
+    keys.hi = min64(keys.hi, kb->first + kb->count);
+    /* Whole groups, counted from the block's first key; those that reach past the kept keys are masked. */
+    const int64_t from = keys.lo < keys.hi ? (keys.lo - kb->first) / TILE_ROWS * TILE_ROWS : 0;
+    const int64_t to = keys.lo < keys.hi ? round_to(keys.hi - kb->first, TILE_ROWS) : 0;
+    const groups g = groups_of(&keys, kb->first + from, kb->first + to, INT64_MAX);
+    for (int64_t r = 0; r < end; r++)
+        if (r < from || r >= to) {
+            memset(kb->p + r * P_ROW + col, 0, (size_t)width * sizeof(real));
+            memset(kb->ds + r * P_ROW + col, 0, (size_t)width * sizeof(real));
+        }
+    if (from >= to)
+        return;
+    if (g.clean_from > 0 || g.clean_to < g.count) {
+        const int64_t first = panel_start(&w->panels, index);
+        for (int64_t i = 0; i < width; i++) {
+            const fattn_interval keep = fattn_mask_row(desc, min64(first + i, desc->seq_q - 1));
+            kb->lo[i] = (real)clamp64(keep.lo - kb->first, 0, 2 * w->keys);
+            kb->hi[i] = (real)clamp64(keep.hi - kb->first, 0, 2 * w->keys);
+        }
+    }
+    grad_run scores = {.a_row = kb->k_row, .b = w->qt + at * desc->dim, .dim = desc->dim, .start = w->nlse + at};
+    grad_run values = {.a_row = kb->v_row, .b = w->dot + at * desc->dim_v, .dim = desc->dim_v, .start = w->nd + at};
+    scores.lo = values.lo = kb->lo;
+    scores.hi = values.hi = kb->hi;
+    const int64_t edge[] = {0, g.clean_from, g.clean_to, g.count};
+    for (int i = 0; i < 3; i++) {
+        const int64_t row = from + edge[i] * TILE_ROWS;
+        scores.groups = values.groups = edge[i + 1] - edge[i];
+        scores.key = values.key = row;
+        scores.p = values.p = kb->p + row * P_ROW + col;
+        values.ds = kb->ds + row * P_ROW + col;
+        scores.a = kb->k + row * kb->k_row;
+        values.a = kb->v + row * kb->v_row;
+        if (scores.groups > 0)
+            (i == 1 ? groups_plain : groups_masked)(vecs, &scores, &values);
+    }
+}
+
+/* Does panel i keep any key of the block? */
+static bool panel_meets(const key_block *kb, int64_t i)
+{
+    const span *keys = &kb->call->spans[i];
+    return keys->lo < kb->first + kb->count && keys->hi > kb->first;
+}
+
+/* In a product of tiles a key that a row does not keep still meets that row, times 0; and 0 times a NaN or an infinity is NaN.
+ * Where that could happen, the gradients of the block are summed pair by pair instead. */
+static bool block_is_odd(const key_block *kb, int64_t head, int64_t first, int64_t end)
+{
+    const backward *w = kb->call;
+    int odd = kb->odd ? ODD_NUMBER : 0;
+    bool partial = false;
+    for (int64_t i = first; i < end; i++) {
+        odd |= w->oddities[head * w->panels.count + i];
+        partial |= w->spans[i].in_lo > kb->first || w->spans[i].in_hi < kb->first + kb->count;
+    }
+    return (odd & ODD_ROW) || (odd && partial);
+}
+
+static void block_careful(const key_block *kb, int64_t b, int64_t h, real *partial, int64_t row0, int64_t n)
+{
+    const backward *w = kb->call;
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t base = (b * desc->heads_q + h) * w->rows;
+    for (int64_t col = 0; col < n && row0 + col < desc->seq_q; col++) {
+        const fattn_interval keep = fattn_mask_row(desc, row0 + col);
+        const real *q = fattn_row(&w->at->q, sizeof(real), b, h, row0 + col);
+        const real *dout = fattn_row(&w->at->dout, sizeof(real), b, h, row0 + col);
+        real *dq = partial + (base + row0 + col) * padded(&w->cols);
+        if (w->nlse[base + row0 + col] == REAL_LOWEST)
+            continue;
+        for (int64_t r = max64(keep.lo - kb->first, 0); r < min64(keep.hi - kb->first, kb->count); r++) {
+            const real p = kb->p[r * P_ROW + col], ds = kb->ds[r * P_ROW + col], *k = kb->k + r * kb->k_row;
+            real *dk = kb->dk + r * padded(&w->cols), *dv = kb->dv + r * padded(&w->cols_v);
+            for (int64_t d = 0; d < desc->dim_v; d++)
+                dv[d] += p * dout[d];
+            for (int64_t d = 0; d < desc->dim; d++) {
+                dk[d] += ds * q[d];
+                dq[d] += ds * k[d];
+            }
+        }
+    }
+}
+
+/* One block of keys against one block of panels [first, end) of one query head. */
+static void block_step(const key_block *kb, int64_t head, real *partial, int64_t first, int64_t end)
+{
+    const backward *w = kb->call;
+    /* Panels that keep none of these keys are left out at both ends; after a borrowed vector only at the start, since then
+     * only the last panel may be followed by the slack rows of a gradient tile. */
+    while (first < end && !panel_meets(kb, first))
+        first++;
+    while (first < end && !w->panels.borrowed && !panel_meets(kb, end - 1))
+        end--;
+    if (first >= end)
+        return;
+    const int64_t row = panel_start(&w->panels, first), n = panel_start(&w->panels, end) - row, base = head * w->rows;
+    int64_t lo = kb->count, hi = 0; /* the keys of the block that any of the panels keeps: others may hold NaNs */
+    for (int64_t i = first; i < end; i++) {
+        panel_gradients(kb, i, panel_start(&w->panels, i) - row, base + panel_start(&w->panels, i));
+        lo = min64(lo, max64(w->spans[i].lo - kb->first, 0));
+        hi = max64(hi, min64(w->spans[i].hi - kb->first, kb->count));
+    }
+    if (block_is_odd(kb, head, first, end)) {
+        block_careful(kb, head / w->problem->desc.heads_q, head % w->problem->desc.heads_q, partial, row, n);
+        return;
+    }
+    const int64_t tile = lo / GRAD_ROWS * GRAD_ROWS, rows = round_to(hi, GRAD_ROWS) - tile;
+    gradient_of_keys(kb->dv + tile * padded(&w->cols_v), &w->cols_v, rows, kb->p + tile * P_ROW,
+                     w->dos + base * padded(&w->cols_v), w->rows, row, n);
+    gradient_of_keys(kb->dk + tile * padded(&w->cols), &w->cols, rows, kb->ds + tile * P_ROW, w->qs + base * padded(&w->cols),
+                     w->rows, row, n);
+    gradient_of_queries(partial + (base + row) * padded(&w->cols), &w->cols, round_to(n, GRAD_ROWS), kb->ds + lo * P_ROW,
+                        kb->ks, w->keys, lo, hi - lo);
+}
+
+static void block_carve(key_block *kb, const backward *w, carver *c)
+{
+    const fattn_desc *desc = &w->problem->desc;
+    kb->k_copy = carve(c, w->keys * desc->dim);
+    kb->v_copy = carve(c, w->keys * desc->dim_v);
+    kb->ks = carve(c, w->keys * padded(&w->cols));
+    kb->p = carve(c, w->keys * P_ROW + GRAD_ROWS);
+    kb->ds = carve(c, w->keys * P_ROW + GRAD_ROWS);
+    kb->dk = carve(c, w->keys * padded(&w->cols));
+    kb->dv = carve(c, w->keys * padded(&w->cols_v));
+    kb->lo = carve(c, BACKWARD_WIDTH);
+    kb->hi = carve(c, BACKWARD_WIDTH);
+}
+
+/* Rows [first, first + count) of a head of K or V, where `keys` rows may be read: in place, or a copy that ends in zeros. */
+static const real *block_rows(const real *head, ptrdiff_t *row, real *copy, int64_t first, int64_t count, int64_t dim)
+{
+    const real *at = head + first * *row;
+    const int64_t whole = round_to(count, TILE_ROWS);
+    if (whole == count)
+        return at;
+    for (int64_t r = 0; r < count; r++)
+        memcpy(copy + r * dim, at + r * *row, (size_t)dim * sizeof(real));
+    memset(copy + count * dim, 0, (size_t)((whole - count) * dim) * sizeof(real));
+    *row = dim;
+    return copy;
+}
+
+static void block_load(key_block *kb, int64_t b, int64_t h, int64_t index)
+{
+    const backward *w = kb->call;
+    const fattn_desc *desc = &w->problem->desc;
+    kb->first = index * w->keys;
+    kb->count = min64(w->keys, desc->seq_k - kb->first);
+    kb->k_row = w->at->k.stride_row;
+    kb->v_row = w->at->v.stride_row;
+    kb->k = block_rows(fattn_row(&w->at->k, sizeof(real), b, h, 0), &kb->k_row, kb->k_copy, kb->first, kb->count, desc->dim);
+    kb->v = block_rows(fattn_row(&w->at->v, sizeof(real), b, h, 0), &kb->v_row, kb->v_copy, kb->first, kb->count, desc->dim_v);
+    const real *rows[GRAD_KEYS(0)];
+    kb->odd = false;
+    for (int64_t r = 0; r < kb->count; r++) {
+        rows[r] = kb->k + r * kb->k_row;
+        kb->odd |= !all_finite(rows[r], desc->dim) || !all_finite(kb->v + r * kb->v_row, desc->dim_v);
+    }
+    pack_strips(kb->ks, &w->cols, w->keys, 0, rows, kb->count, desc->dim);
+    memset(kb->dk, 0, (size_t)(w->keys * padded(&w->cols)) * sizeof(real));
+    memset(kb->dv, 0, (size_t)(w->keys * padded(&w->cols_v)) * sizeof(real));
+}
+
+static void block_store(const key_block *kb, int64_t b, int64_t h)
+{
+    const backward *w = kb->call;
+    const fattn_desc *desc = &w->problem->desc;
+    const real scale = (real)desc->scale;
+    for (int64_t r = 0; r < kb->count; r++) {
+        real *dk = fattn_row(&w->at->dk, sizeof(real), b, h, kb->first + r);
+        const real *from = kb->dk + r * padded(&w->cols);
+        for (int64_t d = 0; d < desc->dim; d++)
+            dk[d] = from[d] * scale;
+        memcpy(fattn_row(&w->at->dv, sizeof(real), b, h, kb->first + r), kb->dv + r * padded(&w->cols_v),
+               (size_t)desc->dim_v * sizeof(real));
+    }
+}
+
+static void blocks_run(void *arg, int32_t lane, int64_t unit)
+{
+    const backward *w = arg;
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t heads = desc->batch * desc->heads_kv, range = unit / heads, group = w->problem->group;
+    const int64_t b = unit % heads / desc->heads_kv, h = unit % heads % desc->heads_kv;
+    const int64_t head0 = b * desc->heads_q + h * group, head_size = w->rows * padded(&w->cols);
+    real *partial = w->partial + range * desc->batch * desc->heads_q * head_size;
+    memset(partial + head0 * head_size, 0, (size_t)(group * head_size) * sizeof(real));
+
+    key_block kb = {.call = w};
+    carver c = {w->scratch + (size_t)lane * w->scratch_size, 0};
+    block_carve(&kb, w, &c);
+    for (int64_t i = w->bounds[range]; i < w->bounds[range + 1]; i++) {
+        block_load(&kb, b, h, i);
+        for (int64_t head = head0; head < head0 + group; head++)
+            for (int64_t p = 0; p < w->panels.count; p += BACKWARD_PANELS)
+                block_step(&kb, head, partial, p, min64(p + BACKWARD_PANELS, w->panels.count));
+        block_store(&kb, b, h);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------------- reduce */
+
+static void reduce_run(void *arg, int32_t lane, int64_t unit)
+{
+    (void)lane;
+    const backward *w = arg;
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t blocks = ceil_div(desc->seq_q, BACKWARD_ROWS), head = unit / blocks, row0 = unit % blocks * BACKWARD_ROWS;
+    const int64_t cols = padded(&w->cols), stride = desc->batch * desc->heads_q * w->rows * cols;
+    const vec scale = v_set1((real)desc->scale);
+    for (int64_t i = row0; i < min64(row0 + BACKWARD_ROWS, desc->seq_q); i++) {
+        real *to = fattn_row(&w->at->dq, sizeof(real), head / desc->heads_q, head % desc->heads_q, i);
+        const real *from = w->partial + (head * w->rows + i) * cols;
+        for (int64_t d = 0; d < desc->dim; d += LANES) {
+            vec sum = v_load(from + d);
+            for (int64_t range = 1; range < w->ranges; range++)
+                sum = v_add(sum, v_load(from + range * stride + d));
+            real part[LANES] __attribute__((aligned(FATTN_ALIGNMENT)));
+            v_store(part, v_mul(sum, scale));
+            memcpy(to + d, part, (size_t)min64(LANES, desc->dim - d) * sizeof(real));
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- call */
+
+static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned char *workspace)
+{
+    const fattn_desc *desc = &problem->desc;
+    *w = (backward){.problem = problem, .cols = strips_of(desc->dim), .cols_v = strips_of(desc->dim_v)};
+    /* Only a lone block of panels may end off a multiple of GRAD_ROWS (the slack rows are its own). */
+    w->panels = panels_of(desc->seq_q, TILE_VECS, BACKWARD_PANELS);
+    w->rows = panel_start(&w->panels, w->panels.count) + round_to(GRAD_ROWS, LANES);
+    w->keys = GRAD_KEYS(max64(desc->dim, desc->dim_v));
+    const int64_t heads = desc->batch * desc->heads_q, heads_kv = desc->batch * desc->heads_kv;
+    w->ranges = clamp64(min64(ceil_div(UNITS_WANTED, heads_kv), desc->seq_k / RANGE_KEYS_LEAST), 1, RANGES_MOST);
+
+    carver c = {workspace, 0};
+    w->spans = carve_bytes(&c, (size_t)w->panels.count * sizeof(span));
+    w->bounds = carve_bytes(&c, (RANGES_MOST + 1) * sizeof(int64_t));
+    w->qt = carve(&c, heads * w->rows * desc->dim);
+    w->dot = carve(&c, heads * w->rows * desc->dim_v);
+    w->qs = carve(&c, heads * w->rows * padded(&w->cols));
+    w->dos = carve(&c, heads * w->rows * padded(&w->cols_v));
+    w->nlse = carve(&c, heads * w->rows);
+    w->nd = carve(&c, heads * w->rows);
+    w->oddities = carve_bytes(&c, (size_t)(heads * w->panels.count));
+    w->partial = carve(&c, w->ranges * heads * w->rows * padded(&w->cols));
+    carver lane = {NULL, 0};
+    key_block kb;
+    block_carve(&kb, w, &lane);
+    w->scratch_size = lane.used;
+    w->scratch = carve_bytes(&c, lane.used * (size_t)problem->lanes);
+    return c.used;
+}
+
+/* The keys that each panel keeps, and ranges of blocks of keys of nearly equal work. */
+static void backward_divide(const backward *w)
+{
+    const fattn_desc *desc = &w->problem->desc;
+    double total = 0;
+    for (int64_t i = 0; i < w->panels.count; i++) {
+        w->spans[i] = no_rows;
+        for (int64_t r = panel_start(&w->panels, i); r < min64(panel_start(&w->panels, i + 1), desc->seq_q); r++)
+            span_add(&w->spans[i], fattn_mask_row(desc, r));
+        total += (double)max64(w->spans[i].hi - w->spans[i].lo, 0);
+    }
+    const int64_t blocks = ceil_div(desc->seq_k, w->keys);
+    int64_t range = 0;
+    double done = 0;
+    w->bounds[0] = 0;
+    for (int64_t block = 0; block < blocks && w->ranges > 1; block++) {
+        if (done >= total * (double)(range + 1) / (double)w->ranges && range + 1 < w->ranges)
+            w->bounds[++range] = block;
+        for (int64_t i = 0; i < w->panels.count; i++)
+            done += (double)max64(0, min64(w->spans[i].hi, (block + 1) * w->keys) - max64(w->spans[i].lo, block * w->keys));
+    }
+    while (range < w->ranges)
+        w->bounds[++range] = blocks;
+}
+
+static size_t backward_workspace(const fattn_problem *problem)
+{
+    backward w;
+    return backward_plan(&w, problem, NULL);
+}
+
+static void backward_run(const fattn_problem *problem, const fattn_launch *at)
+{
+    backward w;
+    backward_plan(&w, problem, at->workspace);
+    w.at = at;
+    backward_divide(&w);
+    const fattn_desc *desc = &problem->desc;
+    const int64_t heads = desc->batch * desc->heads_q;
+    fattn_run_units(at->context, problem->lanes, heads * ceil_div(w.panels.count, BACKWARD_PANELS), prepare_run, &w);
+    fattn_run_units(at->context, problem->lanes, desc->batch * desc->heads_kv * w.ranges, blocks_run, &w);
+    fattn_run_units(at->context, problem->lanes, heads * ceil_div(desc->seq_q, BACKWARD_ROWS), reduce_run, &w);
+}
+
+#endif

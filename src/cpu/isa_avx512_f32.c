@@ -1,0 +1,14 @@
+/* The kernels for AVX-512, float: the words, then the algorithm, then the rows. The build gives this file its flags. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vec_avx512_f32.h"
+
+#include "forward.h"
+
+#include "backward.h"
+
+#include "rows.h"
+
+FATTN_KERNEL_TABLE(fattn_cpu_avx512_f32, FORWARD_ROW, BACKWARD_ROW);

@@ -1,0 +1,309 @@
+/*
+ * What forward and backward share: register tiles, packing, panels, and carving of scratch memory.
+ *
+ * Lanes are queries. A panel is up to TILE_VECS vectors of consecutive query rows; a tile of scores is
+ * S^T[key][query], computed as K Q^T with Q packed transposed, [dim][panel width]. Keys and values are then broadcast one
+ * number at a time, softmax runs down the lanes without a horizontal step, and a mask is one comparison per vector.
+ * Why: docs/decisions/0002. Everything here is compiled once per instruction set and type, in isa_<isa>_<type>.c, over the
+ * words of vec_<isa>_<type>.h:
+ *
+ *   real, vec, LANES      the number type, a vector of LANES of them
+ *   v_load, v_store       aligned; v_loadu, v_storeu: any address
+ *   v_set1, v_add, v_sub, v_mul, v_max; v_fma(a, b, c) = a b + c. v_max(a, b) is b where either is NaN
+ *   v_exp2(x)             2^x; exactly 0 for -inf; NaN for NaN; at least 2^126 for all that is larger
+ *   v_keep(s, key, lo, hi, other)  s where lo <= key < hi, else other
+ *   v_any_above(a, limit) does any lane fail to be <= limit (so NaN does)
+ *   v_transpose(r)        LANES x LANES
+ *   TILE_ROWS, TILE_VECS  the score tile: keys x vectors of queries
+ *   GRAD_ROWS, GRAD_VECS  backward's gradient tile: rows x vectors of columns
+ *   BLOCK_KEYS            keys per step of forward; GRAD_KEYS(dim): keys per block of backward
+ *   SUM_LIMIT             a partial sum of probabilities above it means that the reference must move (forward.h)
+ */
+#ifndef FATTN_CPU_TILE_H
+#define FATTN_CPU_TILE_H
+
+#include <float.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/kernel.h"
+#include "core/mask.h"
+#include "core/pool.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL   _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
+#else
+#define UNROLL   _Pragma("GCC unroll 32")
+#define UNROLL_4 _Pragma("GCC unroll 4")
+#endif
+
+#define LOG2E       1.44269504088896340736
+#define LN2         0.69314718055994530942
+#define REAL_LOWEST ((real)(sizeof(real) == 8 ? -DBL_MAX : -(double)FLT_MAX))
+#define REAL_LOG(x) (sizeof(real) == 8 ? log(x) : (double)logf((float)(x)))
+
+static inline int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t clamp64(int64_t x, int64_t lo, int64_t hi)
+{
+    return max64(lo, min64(x, hi));
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static inline int64_t round_to(int64_t n, int64_t multiple)
+{
+    return ceil_div(n, multiple) * multiple;
+}
+
+/* Calls `call` with the compile-time constant VECS equal to `vecs` (1 .. most). */
+#define WITH_VECS(vecs, most, call)                                                                                            \
+    do {                                                                                                                       \
+        if ((most) > 1 && (vecs) == 1) {                                                                                       \
+            enum { VECS = 1 };                                                                                                 \
+            call;                                                                                                              \
+        } else if ((most) > 2 && (vecs) == 2) {                                                                                \
+            enum { VECS = (most) > 2 ? 2 : 1 };                                                                                \
+            call;                                                                                                              \
+        } else if ((most) > 3 && (vecs) == 3) {                                                                                \
+            enum { VECS = (most) > 3 ? 3 : 1 };                                                                                \
+            call;                                                                                                              \
+        } else {                                                                                                               \
+            enum { VECS = (most) };                                                                                            \
+            call;                                                                                                              \
+        }                                                                                                                      \
+    } while (0)
+
+/* ----------------------------------------------------------------------------------------------------- scratch memory */
+
+/* Carves aligned arrays out of one piece of memory; with base NULL it only counts. */
+typedef struct carver {
+    unsigned char *base;
+    size_t used;
+} carver;
+
+static inline void *carve_bytes(carver *c, size_t bytes)
+{
+    void *at = c->base ? c->base + c->used : NULL;
+    c->used += fattn_round_up(bytes, FATTN_ALIGNMENT);
+    return at;
+}
+
+static inline real *carve(carver *c, int64_t count)
+{
+    return carve_bytes(c, (size_t)count * sizeof(real));
+}
+
+/* -------------------------------------------------------------------------------------------------------------- panels */
+
+/* How `rows` query rows are cut into panels of at most `most` vectors. The last panel takes the rest; where that is a lone
+ * vector it takes one more from its neighbour (`borrowed`), because two panels of 2 run faster than 3 and 1. */
+typedef struct panels {
+    int64_t rows, count;
+    int64_t most, last, borrowed; /* vectors */
+} panels;
+
+static inline panels panels_of(int64_t rows, int64_t most, int64_t borrow_up_to)
+{
+    const int64_t vecs = ceil_div(rows, LANES);
+    panels p = {.rows = rows, .count = ceil_div(vecs, most), .most = most};
+    p.last = vecs - (p.count - 1) * most;
+    if (most > 2 && p.last == 1 && p.count > 1 && p.count <= borrow_up_to) {
+        p.borrowed = 1;
+        p.last = 2;
+    }
+    return p;
+}
+
+/* First row of panel i; panel `count` starts at the end, a whole number of vectors. */
+static inline int64_t panel_start(const panels *p, int64_t i)
+{
+    if (i >= p->count)
+        return round_to(p->rows, LANES);
+    return (i * p->most - (i == p->count - 1 ? p->borrowed : 0)) * LANES;
+}
+
+static inline int panel_vecs(const panels *p, int64_t i)
+{
+    return (int)((panel_start(p, i + 1) - panel_start(p, i)) / LANES);
+}
+
+/* The keys that a set of rows keeps: all of them lie in [lo, hi), and every row keeps all of [in_lo, in_hi). */
+typedef struct span {
+    int64_t lo, hi, in_lo, in_hi;
+} span;
+
+static const span no_rows = {INT64_MAX, 0, 0, INT64_MAX};
+
+static inline void span_add(span *s, fattn_interval row)
+{
+    if (row.lo < row.hi) {
+        s->lo = min64(s->lo, row.lo);
+        s->hi = max64(s->hi, row.hi);
+    }
+    s->in_lo = max64(s->in_lo, row.lo);
+    s->in_hi = min64(s->in_hi, row.hi);
+}
+
+/* Cuts keys [from, to) into groups of TILE_ROWS and says which groups need no mask: [clean_from, clean_to). Groups from
+ * `whole` on reach past the last key of all (at most one does), so their rows of K cannot be read in place. */
+typedef struct groups {
+    int64_t count, clean_from, clean_to, whole;
+} groups;
+
+static inline groups groups_of(const span *s, int64_t from, int64_t to, int64_t seq_k)
+{
+    groups g = {.count = ceil_div(to - from, TILE_ROWS)};
+    g.whole = min64(g.count, (seq_k - from) / TILE_ROWS);
+    g.clean_from = clamp64(ceil_div(max64(s->in_lo - from, 0), TILE_ROWS), 0, g.whole);
+    g.clean_to = s->in_hi <= from ? g.clean_from : clamp64((min64(s->in_hi, to) - from) / TILE_ROWS, g.clean_from, g.whole);
+    return g;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- tiles */
+
+/* acc[r][j] += sum_n a[r row + n step] b[n ldb + j], r < rows, j < vecs vectors: the one inner loop of every product. */
+INLINE void tile_mac(const int rows, const int vecs, vec *acc, const real *restrict a, ptrdiff_t row, ptrdiff_t step,
+                     const real *restrict b, ptrdiff_t ldb, int64_t n)
+{
+    UNROLL_4
+    for (int64_t i = 0; i < n; i++, b += ldb) {
+        /* Four names and not an array: an array here is what Clang leaves in memory. */
+        const vec b0 = v_load(b), b1 = vecs > 1 ? v_load(b + LANES) : b0;
+        const vec b2 = vecs > 2 ? v_load(b + 2 * LANES) : b0, b3 = vecs > 3 ? v_load(b + 3 * LANES) : b0;
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const vec av = v_set1(a[r * row + i * step]);
+            vec *to = acc + r * vecs;
+            to[0] = v_fma(av, b0, to[0]);
+            if (vecs > 1)
+                to[1] = v_fma(av, b1, to[1]);
+            if (vecs > 2)
+                to[2] = v_fma(av, b2, to[2]);
+            if (vecs > 3)
+                to[3] = v_fma(av, b3, to[3]);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- packing */
+
+/* Is every number finite? x * 0 is 0 for those and NaN for the others. */
+static bool all_finite(const real *x, int64_t n)
+{
+    vec sum = v_set1(0);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sum = v_fma(v_loadu(x + i), v_set1(0), sum);
+    bool finite = !v_any_above(sum, v_set1(0));
+    for (; i < n; i++)
+        finite &= x[i] * 0 == 0;
+    return finite;
+}
+
+/* to[c][lane] = from[lane][c] * factor for `lanes` rows of `dim` numbers; lanes up to `width` become zero. */
+static void pack_transposed(real *restrict to, int64_t width, const real *const *from, int64_t lanes, int64_t dim, real factor)
+{
+    const vec by = v_set1(factor);
+    for (int64_t l0 = 0; l0 < width; l0 += LANES) {
+        const int64_t have = clamp64(lanes - l0, 0, LANES);
+        int64_t c = 0;
+        for (; c + LANES <= dim; c += LANES) {
+            vec block[LANES];
+            for (int64_t l = 0; l < LANES; l++)
+                block[l] = l < have ? v_mul(v_loadu(from[l0 + l] + c), by) : v_set1(0);
+            v_transpose(block);
+            for (int64_t l = 0; l < LANES; l++)
+                v_store(to + (c + l) * width + l0, block[l]);
+        }
+        for (; c < dim; c++)
+            for (int64_t l = 0; l < LANES; l++)
+                to[c * width + l0 + l] = l < have ? from[l0 + l][c] * factor : 0;
+    }
+}
+
+/* to[lane][c] = from[c][lane] * factor[lane], for the first `lanes` lanes: the way back. */
+static void unpack_transposed(real *const *to, const real *restrict from, int64_t width, int64_t lanes, int64_t dim,
+                              const real *restrict factor)
+{
+    for (int64_t l0 = 0; l0 < lanes; l0 += LANES) {
+        const int64_t have = min64(lanes - l0, LANES);
+        const vec by = v_load(factor + l0);
+        int64_t c = 0;
+        for (; c + LANES <= dim; c += LANES) {
+            vec block[LANES];
+            for (int64_t l = 0; l < LANES; l++)
+                block[l] = v_mul(v_load(from + (c + l) * width + l0), by);
+            v_transpose(block);
+            for (int64_t l = 0; l < have; l++)
+                v_storeu(to[l0 + l] + c, block[l]);
+        }
+        for (; c < dim; c++)
+            for (int64_t l = 0; l < have; l++)
+                to[l0 + l][c] = from[c * width + l0 + l] * factor[l0 + l];
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------------- strips */
+
+/* A matrix of `cols` columns cut into strips of nearly equal width, at most GRAD_VECS vectors: strip s of row i lies at
+ * strip_start(s) * rows + i * width(s), so that a gradient tile reads rows of B next to each other. */
+typedef struct strips {
+    int64_t vecs, count; /* of the padded matrix */
+} strips;
+
+static inline strips strips_of(int64_t cols)
+{
+    const int64_t vecs = ceil_div(cols, LANES);
+    return (strips){vecs, ceil_div(vecs, GRAD_VECS)};
+}
+
+static inline int64_t strip_start(const strips *s, int64_t i)
+{
+    return i * s->vecs / s->count * LANES;
+}
+
+static inline int64_t padded(const strips *s)
+{
+    return s->vecs * LANES;
+}
+
+/* Copies `rows` rows of `cols` numbers into the strips of a matrix of `all` rows, from row `at` on; padding becomes zero. */
+static void pack_strips(real *to, const strips *s, int64_t all, int64_t at, const real *const *from, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0, have = min64(width, cols - c0);
+        real *out = to + c0 * all + at * width;
+        for (int64_t r = 0; r < rows; r++, out += width) {
+            memcpy(out, from[r] + c0, (size_t)have * sizeof(real));
+            if (have < width)
+                memset(out + have, 0, (size_t)(width - have) * sizeof(real));
+        }
+    }
+}
+
+/* Rows of the strips behind the last real row meet P = 0 and must not be NaN. */
+static void clear_padding(real *to, const strips *s, int64_t all, int64_t from)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
+        memset(to + c0 * all + from * width, 0, (size_t)((all - from) * width) * sizeof(real));
+    }
+}
+
+#endif
