@@ -16,12 +16,18 @@ install(FILES ${PROJECT_BINARY_DIR}/fattn-config.cmake ${PROJECT_BINARY_DIR}/fat
   DESTINATION ${package_dir})
 
 set(pkg_private "-lm ${CMAKE_THREAD_LIBS_INIT}")
+string(STRIP "${pkg_private}" pkg_private)
 if(FATTN_WITH_ONEDNN)
   string(PREPEND pkg_private "-ldnnl -lgomp ")
 endif()
+# The prefix is found from where the file lies, so that `cmake --install --prefix` and moved trees work.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  set(pkg_prefix "${CMAKE_INSTALL_PREFIX}")
   set(pkg_libdir "${CMAKE_INSTALL_LIBDIR}")
 else()
+  file(RELATIVE_PATH up "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+  string(REGEX REPLACE "/$" "" up "${up}")
+  set(pkg_prefix "\${pcfiledir}/${up}")
   set(pkg_libdir "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
 endif()
 if(IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")

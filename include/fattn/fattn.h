@@ -156,7 +156,9 @@ typedef struct fattn_desc {
 
 /* Where a tensor lies: element (b, h, i, d) is data[b*stride_batch + h*stride_head + i*stride_row + d]. Strides count
  * elements. Inputs may have any strides, zero (broadcast) and negative ones too; the elements of an output must not
- * overlap. data must be aligned to its type. It may be NULL only where the tensor has no elements. */
+ * overlap: in the order of their size, each of its strides must step over all that the smaller ones span, as those of every
+ * permuted or sliced contiguous tensor do. data must be aligned to its type. It may be NULL only where the tensor has no
+ * elements. */
 typedef struct fattn_view {
     void *data; /* not written through where the argument is an input */
     int64_t stride_batch;
@@ -195,7 +197,8 @@ typedef struct fattn_context_options {
     fattn_parallel_for parallel_for; /* NULL = the built-in pool; its threads start at the first call that needs them */
     void *user;                      /* handed to parallel_for */
     const char *kernel;              /* force kernels by name, see fattn_kernel_query; NULL = what FATTN_KERNEL says in the
-                                        environment when the context is made, else automatic */
+                                        environment when the context is made, else automatic; "" = automatic. A name
+                                        that this build does not have is an error */
 } fattn_context_options;
 
 typedef struct fattn_context fattn_context;
@@ -207,19 +210,19 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_context_create(const fattn_context
 FATTN_API void fattn_context_destroy(fattn_context *context);
 
 /* CPU features that kernels ask for. */
-#define FATTN_CPU_AVX2 0x1u   /* AVX2 and FMA */
-#define FATTN_CPU_AVX512 0x2u /* AVX-512 F, BW, DQ, VL */
-#define FATTN_CPU_F16C 0x4u
+#define FATTN_CPU_AVX2        0x1u /* AVX2 and FMA */
+#define FATTN_CPU_AVX512      0x2u /* AVX-512 F, BW, DQ, VL */
+#define FATTN_CPU_F16C        0x4u
 #define FATTN_CPU_AVX512_BF16 0x8u
-#define FATTN_CPU_AMX_BF16 0x10u
+#define FATTN_CPU_AMX_BF16    0x10u
 
 typedef struct fattn_context_info {
-    uint32_t struct_size;    /* in: sizeof(fattn_context_info) */
-    int32_t threads;         /* the most threads that a call uses, the caller's included */
-    uint32_t cpu_features;   /* FATTN_CPU_... bits that this machine has and the system lets programs use */
-    int32_t builtin_pool;    /* 1 if the built-in pool runs the work, 0 if the caller's parallel_for does */
-    const char *kernel;      /* the forced kernels, or NULL; valid as long as the context */
-    const char *build;       /* compiler and options of the library, one line */
+    uint32_t struct_size;  /* in: sizeof(fattn_context_info) */
+    int32_t threads;       /* the most threads that a call uses, the caller's included */
+    uint32_t cpu_features; /* FATTN_CPU_... bits that this machine has and the system lets programs use */
+    int32_t builtin_pool;  /* 1 if the built-in pool runs the work, 0 if the caller's parallel_for does */
+    const char *kernel;    /* the forced kernels, or NULL; valid as long as the context */
+    const char *build;     /* compiler and options of the library, one line */
 } fattn_context_info;
 
 /* What a context found and was told. Fills as much of *info as info->struct_size covers. */
@@ -255,16 +258,16 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_workspace_size(const fattn_context
 /* ------------------------------------------------------------------------------------------------------------ forward */
 
 typedef struct fattn_forward_args {
-    uint32_t struct_size;    /* sizeof(fattn_forward_args) */
-    uint32_t reserved;       /* 0 */
-    fattn_view q;            /* [batch, heads_q, seq_q, dim] */
-    fattn_view k;            /* [batch, heads_kv, seq_k, dim] */
-    fattn_view v;            /* [batch, heads_kv, seq_k, dim_v] */
-    fattn_view out;          /* [batch, heads_q, seq_q, dim_v], written; must not overlap an input */
-    void *lse;               /* [batch, heads_q, seq_q], written; NULL = not wanted. backward needs it */
-    void *workspace;         /* any alignment; NULL if 0 bytes are needed */
-    size_t workspace_size;   /* bytes */
-    const char **kernel;     /* if not NULL, receives the name of the kernel that ran, static */
+    uint32_t struct_size;  /* sizeof(fattn_forward_args) */
+    uint32_t reserved;     /* 0 */
+    fattn_view q;          /* [batch, heads_q, seq_q, dim] */
+    fattn_view k;          /* [batch, heads_kv, seq_k, dim] */
+    fattn_view v;          /* [batch, heads_kv, seq_k, dim_v] */
+    fattn_view out;        /* [batch, heads_q, seq_q, dim_v], written; must not overlap an input */
+    void *lse;             /* [batch, heads_q, seq_q], written; NULL = not wanted. backward needs it */
+    void *workspace;       /* any alignment; NULL if 0 bytes are needed */
+    size_t workspace_size; /* bytes */
+    const char **kernel;   /* if not NULL, receives the name of the kernel that ran, static */
     /* Not supported yet; must be NULL. */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [batch + 1]: sequences of differing lengths, packed */
     const int32_t *used_q, *used_k;             /* [batch]: rows in use */
@@ -283,16 +286,16 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_forward(const fattn_context *conte
 /* ----------------------------------------------------------------------------------------------------------- backward */
 
 typedef struct fattn_backward_args {
-    uint32_t struct_size;    /* sizeof(fattn_backward_args) */
-    uint32_t reserved;       /* 0 */
-    fattn_view q, k, v;      /* as in forward */
-    fattn_view out;          /* what forward wrote; an input here */
-    fattn_view dout;         /* [batch, heads_q, seq_q, dim_v]: gradient of the loss with respect to out */
-    fattn_view dq, dk, dv;   /* shapes of q, k, v; written, not added to. All three are required */
-    const void *lse;         /* what forward wrote */
+    uint32_t struct_size;  /* sizeof(fattn_backward_args) */
+    uint32_t reserved;     /* 0 */
+    fattn_view q, k, v;    /* as in forward */
+    fattn_view out;        /* what forward wrote; an input here */
+    fattn_view dout;       /* [batch, heads_q, seq_q, dim_v]: gradient of the loss with respect to out */
+    fattn_view dq, dk, dv; /* shapes of q, k, v; written, not added to. All three are required */
+    const void *lse;       /* what forward wrote */
     void *workspace;
-    size_t workspace_size;   /* bytes */
-    const char **kernel;     /* if not NULL, receives the name of the kernel that ran, static */
+    size_t workspace_size; /* bytes */
+    const char **kernel;   /* if not NULL, receives the name of the kernel that ran, static */
     /* Not supported yet; must be NULL. */
     const void *dlse;                           /* [batch, heads_q, seq_q]: gradient with respect to lse */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* as in forward, down to sinks */

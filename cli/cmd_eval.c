@@ -1,0 +1,167 @@
+/*
+ * fattn eval: the loss of a model on validation tokens, once for each way to compute attention, over the same tokens.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "json_out.h"
+#include "options.h"
+#include "train/checkpoint.h"
+#include "train/config.h"
+#include "train/error.h"
+#include "train/evaluate.h"
+
+typedef struct eval_command {
+    const char *folder, *source;
+    int64_t world_seed, world_lines, batch, seq, max_tokens, threads;
+    int split;
+    option_texts attention;
+    bool json;
+    attention_path paths[OPTION_LIST_MAX];
+    checkpoint_state state;
+    model *m;
+    runtime r;
+    dataset *d;
+    double reference; /* bits per character of the first way */
+} eval_command;
+
+static const char *const splits[] = {"train", "val", NULL};
+
+static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
+{
+    const option_spec table[] = {
+        {"model", "DIR", OPTION_TEXT, &c->folder, .help = "checkpoint folder"},
+        {"data", "WHAT", OPTION_TEXT, &c->source, .help = "as for train; without it, what the model was trained on"},
+        {"world-seed", "N", OPTION_INT, &c->world_seed, .high = 9e15, .help = "likewise"},
+        {"world-lines", "N", OPTION_INT, &c->world_lines, .high = 1e8, .help = "likewise"},
+        {"split", "NAME", OPTION_WORD, &c->split, .words = splits, .help = "which part of the data"},
+        {"attention", "HOW,...", OPTION_TEXTS, &c->attention, .help = "composed, flash, block:N, window:W"},
+        {"batch", "N", OPTION_INT, &c->batch, .low = 1, .high = 1e6, .help = "windows at a time"},
+        {"seq", "N", OPTION_INT, &c->seq, .high = 1 << 24, .help = "tokens in a window; 0: as the model was trained"},
+        {"max-tokens", "N", OPTION_INT, &c->max_tokens, .high = 9e15, .help = "stop after so many; 0: all"},
+        {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"json", NULL, OPTION_FLAG, &c->json, .help = "one JSON object for each way"},
+        {0}};
+    const option_set set = {.usage = "fattn eval --model DIR [options]",
+                            .about = "Measures a model: bits per character (of UTF-8 text: per byte), loss, perplexity.",
+                            .table = table};
+    int status;
+    *go_on = false;
+    if (!options_parse(&set, argc, argv, &status))
+        return status;
+    if (!c->folder) {
+        cli_error("eval: --model is missing");
+        return CLI_WRONG;
+    }
+    for (int i = 0; i < c->attention.count; ++i)
+        if (!attention_path_parse(c->attention.item[i], &c->paths[i])) {
+            cli_error("--attention: '%s' is none of: composed, flash, block:N, window:W", c->attention.item[i]);
+            return CLI_WRONG;
+        }
+    *go_on = true;
+    return CLI_OK;
+}
+
+/* A whole number of the run's configuration. */
+static int64_t recorded_number(const config_set *run, const char *key, int64_t otherwise)
+{
+    const char *value = config_find(run, key);
+    return value ? strtoll(value, NULL, 10) : otherwise;
+}
+
+/* What was not said is taken from the training run. */
+static bool open_data(eval_command *c)
+{
+    config_set run;
+    if (!config_parse(c->state.configuration, strlen(c->state.configuration), c->folder, &run))
+        return false;
+    const char *source = c->source ? c->source : config_find(&run, "data");
+    data_options options = {source ? source : "world",
+                            (uint64_t)(c->world_seed >= 0 ? c->world_seed : recorded_number(&run, "world-seed", 1)),
+                            c->world_lines > 0 ? c->world_lines : recorded_number(&run, "world-lines", 20000)};
+    if (c->seq == 0)
+        c->seq = recorded_number(&run, "seq", c->state.model.max_seq);
+    c->d = data_open(&options);
+    config_free(&run);
+    if (!c->d)
+        return false;
+    return data_vocab(c->d) <= c->state.model.vocab || train_fail("vocab: the model has %lld tokens, the data %lld",
+                                                                  (long long)c->state.model.vocab, (long long)data_vocab(c->d));
+}
+
+static void print_result(eval_command *c, int index, const evaluation *e)
+{
+    const bool approximate = c->paths[index].kind == ATTENTION_WINDOW;
+    const double bits = bits_per_char(e->loss), speed = (double)e->tokens / e->seconds;
+    if (index == 0)
+        c->reference = bits;
+    if (c->json) {
+        json_out json = json_begin(stdout);
+        json_string(&json, "attention", c->attention.item[index]);
+        json_bool(&json, "approximate", approximate);
+        json_string(&json, "split", splits[c->split]);
+        json_double(&json, "bits_per_char", bits);
+        json_double(&json, "loss", e->loss);
+        json_double(&json, "perplexity", exp(e->loss));
+        json_int(&json, "tokens", e->tokens);
+        json_int(&json, "seq", c->seq);
+        json_double(&json, "seconds", e->seconds);
+        json_double(&json, "tokens_per_s", speed);
+        json_end(&json);
+        return;
+    }
+    if (index == 0)
+        printf("%-14s %12s %12s %12s %14s %10s %10s\n", "attention", "bits/char", "loss", "perplexity", "to the first",
+               "tokens", "tok/s");
+    printf("%-14s %12.8f %12.8f %12.6f %+14.2e %10lld %10.0f%s\n", c->attention.item[index], bits, e->loss, exp(e->loss),
+           bits - c->reference, (long long)e->tokens, speed, approximate ? "  (an approximation)" : "");
+    fflush(stdout);
+}
+
+static int measure(eval_command *c)
+{
+    const data_tokens tokens = data_split(c->d, c->split == 0 ? WORLD_TRAIN : WORLD_VAL);
+    for (int i = 0; i < c->attention.count; ++i) {
+        evaluation result;
+        const step_options options = {.batch = c->batch, .seq = c->seq, .attention = c->paths[i]};
+        model_step *step = step_create(c->m, &c->r, &options);
+        bool good = step && evaluate(step, &tokens, c->batch, c->seq, c->max_tokens, &result);
+        step_free(step);
+        if (!good) {
+            cli_error("%s: %s", c->attention.item[i], train_error());
+            return CLI_WRONG;
+        }
+        if (c->json && c->paths[i].kind == ATTENTION_WINDOW)
+            cli_note("%s is an approximation: the model was not made for it", c->attention.item[i]);
+        print_result(c, i, &result);
+    }
+    return CLI_OK;
+}
+
+static int run_command(eval_command *c)
+{
+    bool good = checkpoint_read_state(c->folder, &c->state) && (c->m = checkpoint_load_model(c->folder, &c->state)) &&
+                open_data(c) && runtime_open(&c->r, (int)c->threads);
+    if (!good) {
+        cli_error("%s", train_error());
+        return CLI_WRONG;
+    }
+    return measure(c);
+}
+
+int cmd_eval(int argc, char **argv)
+{
+    eval_command c = {.world_seed = -1, .split = 1, .batch = 16, .attention = {.count = 1, .item = {"composed"}}};
+    bool go_on;
+    int code = read_options(&c, argc, argv, &go_on);
+    if (go_on)
+        code = run_command(&c);
+    data_close(c.d);
+    model_free(c.m);
+    runtime_close(&c.r);
+    checkpoint_state_free(&c.state);
+    return code;
+}

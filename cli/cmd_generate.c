@@ -1,0 +1,257 @@
+/*
+ * fattn generate: continues a text with a model, token by token over a cache of keys and values.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "json_out.h"
+#include "options.h"
+#include "train/checkpoint.h"
+#include "train/error.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+#include "train/text.h"
+#include "train/tokenizer.h"
+
+typedef struct generate_command {
+    const char *folder, *prompt, *prompt_ids, *stop, *attention;
+    int64_t tokens, threads, seed;
+    bool ids, json, greedy;
+    sampler_options sampling;
+    attention_path path;
+    checkpoint_state state;
+    model *m;
+    runtime r;
+    decoder *d;
+    int32_t *input; /* the prompt's tokens */
+    int64_t input_count, capacity;
+    text_buffer stop_text;
+
+    utf8_stream stream; /* the output */
+    text_buffer output;
+    int32_t *made;
+    int64_t made_count;
+} generate_command;
+
+static const option_spec *make_table(generate_command *c, option_spec table[20])
+{
+    const option_spec rows[] = {
+        {"model", "DIR", OPTION_TEXT, &c->folder, .help = "checkpoint folder"},
+        {"prompt", "TEXT", OPTION_TEXT, &c->prompt, .help = "what to continue; without it, the beginning of a line"},
+        {"prompt-ids", "N,...", OPTION_TEXT, &c->prompt_ids, .help = "the same as token ids"},
+        {"tokens", "N", OPTION_INT, &c->tokens, .low = 1, .high = 1e9, .help = "how many tokens at most"},
+        {"stop", "TEXT", OPTION_TEXT, &c->stop, .help = "end once this was produced; \\n is a newline"},
+        {"greedy", NULL, OPTION_FLAG, &c->greedy, .help = "always the most probable token"},
+        {"temperature", "X", OPTION_DOUBLE, &c->sampling.temperature, .low = 1e-3, .high = 1e3,
+         .help = "above 1: more surprising"},
+        {"top-k", "N", OPTION_INT, &c->sampling.top_k, .high = 1e9, .help = "only the N most probable tokens; 0: all"},
+        {"top-p", "X", OPTION_DOUBLE, &c->sampling.top_p, .low = 1e-9, .high = 1,
+         .help = "only the most probable ones, X in sum"},
+        {"seed", "N", OPTION_INT, &c->seed, .high = 9e15, .help = "of the choice"},
+        {"attention", "HOW", OPTION_TEXT, &c->attention, .help = "composed, flash, block:N or window:W"},
+        {"ids", NULL, OPTION_FLAG, &c->ids, .help = "print the token ids instead of the text"},
+        {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"json", NULL, OPTION_FLAG, &c->json, .help = "one JSON object at the end, nothing before"},
+        {0}};
+    memcpy(table, rows, sizeof rows);
+    return table;
+}
+
+/* \n, \t and \\ as they are meant. */
+static void unescape(const char *text, text_buffer *out)
+{
+    for (; *text; ++text) {
+        char c = *text;
+        if (c == '\\' && (text[1] == 'n' || text[1] == 't' || text[1] == '\\')) {
+            ++text;
+            c = *text == 'n' ? '\n' : *text == 't' ? '\t' : '\\';
+        }
+        text_bytes(out, &c, 1);
+    }
+}
+
+static bool check_options(generate_command *c, int argc, char **argv)
+{
+    static const char *const sampling_options[] = {"temperature", "top-k", "top-p", "seed"};
+    if (!c->folder) {
+        cli_error("generate: --model is missing");
+        return false;
+    }
+    if (c->prompt && c->prompt_ids) {
+        cli_error("--prompt and --prompt-ids contradict each other");
+        return false;
+    }
+    if (c->json && c->ids) {
+        cli_error("--ids and --json contradict each other (the object has the ids)");
+        return false;
+    }
+    for (size_t i = 0; c->greedy && i < sizeof sampling_options / sizeof *sampling_options; ++i)
+        if (options_given(sampling_options[i], argc, argv)) {
+            cli_error("--greedy and --%s contradict each other", sampling_options[i]);
+            return false;
+        }
+    if (!attention_path_parse(c->attention, &c->path)) {
+        cli_error("--attention: '%s' is none of: composed, flash, block:N, window:W", c->attention);
+        return false;
+    }
+    if (c->stop && !*c->stop) {
+        cli_error("--stop: the text is empty");
+        return false;
+    }
+    if (c->stop)
+        unescape(c->stop, &c->stop_text);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- prompt */
+
+static bool parse_ids(generate_command *c)
+{
+    c->input = text_alloc((strlen(c->prompt_ids) / 2 + 1) * sizeof *c->input);
+    for (const char *p = c->prompt_ids;; ++p) {
+        char *end;
+        errno = 0;
+        long id = strtol(p, &end, 10);
+        if (end == p || errno || id < 0 || id >= c->state.model.vocab || (*end && *end != ','))
+            return train_fail("--prompt-ids: '%.40s' is not a token id from 0 to %lld", p, (long long)c->state.model.vocab - 1);
+        c->input[c->input_count++] = (int32_t)id;
+        if (!*end)
+            return true;
+        p = end;
+    }
+}
+
+static bool make_prompt(generate_command *c)
+{
+    if (c->prompt_ids)
+        return parse_ids(c);
+    const char *prompt = c->prompt && *c->prompt ? c->prompt : "\n";
+    c->input_count = (int64_t)strlen(prompt);
+    c->input = text_alloc((size_t)c->input_count * sizeof *c->input);
+    tokenizer_encode(prompt, (size_t)c->input_count, c->input);
+    return true;
+}
+
+static bool check_length(generate_command *c)
+{
+    const int64_t most = c->state.model.max_seq;
+    if (c->input_count > most)
+        return train_fail("--prompt has %lld tokens, but the model's longest sequence is %lld", (long long)c->input_count,
+                          (long long)most);
+    c->capacity = c->tokens < most - c->input_count ? c->input_count + c->tokens : most;
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- output */
+
+static bool on_token(void *user, int32_t token)
+{
+    generate_command *c = user;
+    char out[UTF8_STREAM_MAX];
+    size_t size = utf8_stream_add(&c->stream, token, out);
+    text_bytes(&c->output, out, size);
+    if (c->made_count < c->capacity + 1)
+        c->made[c->made_count++] = token;
+    if (c->ids)
+        printf("%s%d", c->made_count > 1 ? " " : "", token);
+    else if (!c->json)
+        fwrite(out, 1, size, stdout);
+    if (!c->json)
+        fflush(stdout);
+    return true;
+}
+
+static void print_json(const generate_command *c, generate_end end, double seconds)
+{
+    static const char *const ends[] = {
+        [GENERATE_LENGTH] = "length", [GENERATE_STOP] = "stop", [GENERATE_EOS] = "eos", [GENERATE_FULL] = "full"};
+    json_out json = json_begin(stdout);
+    json_string(&json, "text", c->output.bytes);
+    json_open(&json, "tokens", '[');
+    for (int64_t i = 0; i < c->made_count; ++i)
+        json_int(&json, NULL, c->made[i]);
+    json_close(&json, ']');
+    json_int(&json, "prompt_tokens", c->input_count);
+    json_string(&json, "end", ends[end]);
+    json_double(&json, "seconds", seconds);
+    json_double(&json, "tokens_per_s", (double)c->made_count / seconds);
+    json_end(&json);
+}
+
+static void finish_output(generate_command *c, generate_end end, double seconds)
+{
+    char out[UTF8_STREAM_MAX];
+    size_t size = utf8_stream_end(&c->stream, out);
+    text_bytes(&c->output, out, size);
+    if (c->json)
+        print_json(c, end, seconds);
+    else if (c->ids)
+        putchar('\n');
+    else {
+        fwrite(out, 1, size, stdout);
+        if (c->output.length == 0 || c->output.bytes[c->output.length - 1] != '\n')
+            putchar('\n');
+    }
+    if (end == GENERATE_FULL)
+        cli_note("ended after %lld tokens: the model's longest sequence is %lld", (long long)c->made_count,
+                 (long long)c->state.model.max_seq);
+}
+
+static int run_command(generate_command *c)
+{
+    bool good = checkpoint_read_state(c->folder, &c->state) && make_prompt(c) && check_length(c) &&
+                (c->m = checkpoint_load_model(c->folder, &c->state)) && runtime_open(&c->r, (int)c->threads);
+    if (!good) {
+        cli_error("%s", train_error());
+        return CLI_WRONG;
+    }
+    c->d = decoder_create(c->m, &c->r, c->path, c->capacity);
+    if (!c->d) {
+        cli_error("%s", train_error());
+        return CLI_FAILED;
+    }
+    sampler s;
+    c->sampling.greedy = c->greedy;
+    c->sampling.seed = (uint64_t)c->seed;
+    c->made = text_alloc((size_t)(c->capacity + 1) * sizeof *c->made);
+    sampler_init(&s, &c->sampling, c->state.model.vocab);
+    if (!c->ids && !c->json && c->prompt)
+        fputs(c->prompt, stdout);
+    const double start = evaluate_seconds();
+    generate_end end =
+        generate(c->d, c->capacity, &s, c->input, c->input_count,
+                 &(generate_options){.tokens = c->tokens, .stop = c->stop_text.bytes, .token = on_token, .user = c});
+    const double seconds = evaluate_seconds() - start;
+    sampler_free(&s);
+    if (end == GENERATE_FAILED) {
+        cli_error("%s", train_error());
+        return CLI_FAILED;
+    }
+    finish_output(c, end, seconds);
+    return CLI_OK;
+}
+
+int cmd_generate(int argc, char **argv)
+{
+    generate_command c = {.tokens = 100, .attention = "composed", .seed = 1, .sampling = {.temperature = 0.8, .top_p = 1}};
+    option_spec table[20];
+    const option_set set = {.usage = "fattn generate --model DIR [options]",
+                            .about = "Continues a text. Prints the prompt and what follows, as it is produced.",
+                            .table = make_table(&c, table)};
+    int code;
+    text_bytes(&c.output, "", 0);
+    if (options_parse(&set, argc, argv, &code))
+        code = check_options(&c, argc, argv) ? run_command(&c) : CLI_WRONG;
+    decoder_free(c.d);
+    model_free(c.m);
+    runtime_close(&c.r);
+    checkpoint_state_free(&c.state);
+    text_free(&c.stop_text);
+    text_free(&c.output);
+    free(c.input);
+    free(c.made);
+    return code;
+}

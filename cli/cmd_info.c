@@ -1,0 +1,154 @@
+/*
+ * fattn info: the library, the machine, and which kernels can run.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "json_out.h"
+#include "machine.h"
+#include "options.h"
+#include "run.h"
+
+static const struct {
+    uint32_t bit;
+    const char *name;
+} features[] = {
+    {FATTN_CPU_AVX2, "avx2"},         {FATTN_CPU_AVX512, "avx512"},
+    {FATTN_CPU_F16C, "f16c"},         {FATTN_CPU_AVX512_BF16, "avx512_bf16"},
+    {FATTN_CPU_AMX_BF16, "amx_bf16"},
+};
+
+enum { FEATURES = sizeof features / sizeof features[0] };
+
+/* "avx2, avx512" */
+static void list_features(uint32_t bits, char *text, size_t size)
+{
+    text[0] = '\0';
+    for (int i = 0; i < FEATURES; i++)
+        if (bits & features[i].bit) {
+            const size_t used = strlen(text);
+            snprintf(text + used, size - used, "%s%s", used ? ", " : "", features[i].name);
+        }
+}
+
+/* A problem that any kernel of the type should accept. */
+static problem probe(fattn_op op, fattn_dtype dtype)
+{
+    problem p = problem_of(256, 256, 64);
+    p.op = op;
+    p.dtype = dtype;
+    p.batch = 1;
+    p.heads_q = 4;
+    return p;
+}
+
+static void print_kernel(const kernel_entry *k, const char *op)
+{
+    char lacks[80];
+    list_features(k->lacks, lacks, sizeof lacks);
+    printf("  %-9s %-30s ", op, k->name);
+    if (k->lacks)
+        printf("cannot run here: the machine lacks %s\n", lacks);
+    else if (k->refusal)
+        printf("cannot run here: %s\n", k->refusal);
+    else
+        printf("runs here%s\n", k->selected ? ", first choice" : "");
+}
+
+static void json_kernel(json_out *json, const kernel_entry *k, const char *op)
+{
+    char lacks[80];
+    list_features(k->lacks, lacks, sizeof lacks);
+    json_open(json, NULL, '{');
+    json_string(json, "name", k->name);
+    json_string(json, "op", op);
+    json_bool(json, "runs", !k->refusal);
+    json_string(json, "lacks", k->lacks ? lacks : NULL);
+    json_string(json, "refusal", k->refusal);
+    json_close(json, '}');
+}
+
+static void each_kernel(harness *h, json_out *json)
+{
+    for (int op = 0; op < 2; op++)
+        for (int type = 0; type < 2; type++) {
+            const problem p = probe(op ? FATTN_OP_BACKWARD : FATTN_OP_FORWARD, type ? FATTN_F64 : FATTN_F32);
+            kernel_entry entries[KERNELS_MAX];
+            const int count = harness_kernels(h, &p, entries);
+            for (int i = 0; i < count; i++) {
+                if (!entries[i].of_type)
+                    continue;
+                if (json)
+                    json_kernel(json, &entries[i], op ? "backward" : "forward");
+                else
+                    print_kernel(&entries[i], op ? "backward" : "forward");
+            }
+        }
+}
+
+static void print_info(harness *h, const fattn_context_info *info)
+{
+    char text[160], cpu[128];
+    list_features(info->cpu_features, text, sizeof text);
+    machine_cpu_name(cpu, sizeof cpu);
+    printf("fattn     %s (header %d.%d.%d)\n", fattn_version(), FATTN_VERSION_MAJOR, FATTN_VERSION_MINOR, FATTN_VERSION_PATCH);
+    printf("build     %s\n", info->build);
+    printf("cpu       %s\n", cpu);
+    printf("features  %s\n", *text ? text : "none beyond the base");
+    printf("threads   %d\n", info->threads);
+    printf("gpus      none (this library has no kernels for them)\n");
+    printf("forced    %s\n", info->kernel ? info->kernel : "no kernel");
+    printf("kernels\n");
+    each_kernel(h, NULL);
+}
+
+static void json_info(harness *h, const fattn_context_info *info)
+{
+    char cpu[128];
+    machine_cpu_name(cpu, sizeof cpu);
+    json_out json = json_begin(stdout);
+    json_string(&json, "version", fattn_version());
+    json_string(&json, "build", info->build);
+    json_string(&json, "device_name", cpu);
+    json_open(&json, "cpu_features", '[');
+    for (int i = 0; i < FEATURES; i++)
+        if (info->cpu_features & features[i].bit)
+            json_string(&json, NULL, features[i].name);
+    json_close(&json, ']');
+    json_int(&json, "threads", info->threads);
+    json_open(&json, "gpus", '[');
+    json_close(&json, ']');
+    json_string(&json, "forced", info->kernel);
+    json_open(&json, "kernels", '[');
+    each_kernel(h, &json);
+    json_close(&json, ']');
+    json_end(&json);
+}
+
+int cmd_info(int argc, char **argv)
+{
+    bool json = false;
+    const option_spec table[] = {{"json", NULL, OPTION_FLAG, &json, .help = "one JSON object"}, {0}};
+    const option_set set = {.usage = "fattn info [options]",
+                            .about =
+                                "Prints the library's version and build, what the machine has, and which kernels run here.",
+                            .table = table};
+    int status;
+    if (!options_parse(&set, argc, argv, &status))
+        return status;
+    harness h = harness_make();
+    fattn_context *context = harness_context(&h, NULL, 0);
+    fattn_context_info info = {.struct_size = sizeof info};
+    if (!context || fattn_context_query(context, &info) != FATTN_OK) {
+        cli_error("info: %s", fattn_last_error());
+        harness_free(&h);
+        return CLI_FAILED;
+    }
+    if (json)
+        json_info(&h, &info);
+    else
+        print_info(&h, &info);
+    harness_free(&h);
+    return CLI_OK;
+}

@@ -1,0 +1,260 @@
+/*
+ * fattn train: trains a language model; the loop is train/loop.c. Here: what it is told, and what it shows.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "fattn/fattn.h"
+#include "json_out.h"
+#include "train/error.h"
+#include "train/evaluate.h"
+#include "train/tokenizer.h"
+#include "train_settings.h"
+
+/* Everything that a run holds. */
+typedef struct train_command {
+    train_settings s;
+    text_buffer configuration; /* a JSON object */
+    runtime r;
+    dataset *d;
+    model *m;
+    optimizer *o;
+    data_position position;
+    FILE *log;
+    bool quiet; /* standard output belongs to JSON lines */
+} train_command;
+
+static volatile sig_atomic_t interrupted;
+
+static void interrupt(int signal_number)
+{
+    (void)signal_number;
+    interrupted = 1;
+}
+
+/* The first signal ends the run after its step; a second one kills. */
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = interrupt, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- reporting */
+
+static void write_step(FILE *file, const train_report *report)
+{
+    json_out json = json_begin(file);
+    json_int(&json, "step", report->step);
+    json_double(&json, "loss", report->loss);
+    json_double(&json, "bits_per_char", bits_per_char(report->loss));
+    json_double(&json, "lr", report->lr);
+    json_double(&json, "grad_norm", report->grad_norm);
+    json_double(&json, "tokens_per_s", report->tokens_per_s);
+    json_double(&json, "ms", report->ms);
+    json_int(&json, "mem_bytes", (int64_t)report->mem_bytes);
+    if (report->has_val) {
+        json_double(&json, "val_loss", report->val_loss);
+        json_double(&json, "val_bits_per_char", bits_per_char(report->val_loss));
+    }
+    json_end(&json);
+}
+
+static void on_report(void *user, const train_report *report)
+{
+    train_command *c = user;
+    long long left = (long long)(report->seconds_left + 0.5);
+    if (c->log)
+        write_step(c->log, report);
+    if (c->quiet)
+        write_step(stdout, report);
+    cli_progress(5, "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s  %.0f MB  %lld:%02lld left",
+                 (long long)report->step, (long long)c->s.steps, report->loss, bits_per_char(report->loss), report->lr,
+                 report->grad_norm, report->tokens_per_s, (double)report->mem_bytes * 1e-6, left / 60, left % 60);
+    if (report->has_val)
+        cli_note("step %lld: validation loss %.4f, bits/char %.4f", (long long)report->step, report->val_loss,
+                 bits_per_char(report->val_loss));
+}
+
+static void on_sample(void *user, int64_t at, const int32_t *tokens, int64_t count)
+{
+    train_command *c = user;
+    FILE *file = c->quiet ? stderr : stdout;
+    utf8_stream stream = {0};
+    char out[UTF8_STREAM_MAX];
+    cli_progress_end();
+    fprintf(file, "--- sample at step %lld\n", (long long)at);
+    for (int64_t i = 0; i < count; ++i)
+        fwrite(out, 1, utf8_stream_add(&stream, tokens[i], out), file);
+    fwrite(out, 1, utf8_stream_end(&stream, out), file);
+    fprintf(file, "\n---\n");
+    fflush(file);
+}
+
+/* The first object of the log. */
+static void write_header(const train_command *c, FILE *file)
+{
+    fprintf(file, "{\"version\":\"%s\",\"parameters\":%lld,\"threads_used\":%d,\"first_step\":%lld,%s\n", fattn_version(),
+            (long long)c->m->weights, c->r.threads, (long long)c->o->step + 1, c->configuration.bytes + 1);
+    fflush(file);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- opening */
+
+static int wrong(void)
+{
+    cli_error("%s", train_error());
+    return CLI_WRONG;
+}
+
+static int open_data(train_command *c)
+{
+    const train_settings *s = &c->s;
+    c->d = data_open(&(data_options){s->data, (uint64_t)s->world_seed, s->world_lines});
+    if (!c->d)
+        return wrong();
+    if (c->s.vocab == 0)
+        c->s.vocab = data_vocab(c->d);
+    return CLI_OK;
+}
+
+static int open_model(train_command *c)
+{
+    const train_settings *s = &c->s;
+    const model_config config = train_settings_model(s);
+    const optimizer_options adam = train_settings_optimizer(s);
+    if (!s->resume && !model_config_check(&config))
+        return wrong();
+    c->m = s->resume ? checkpoint_load_model(s->resume, &s->state) : model_create(&config, (uint64_t)s->seed);
+    c->o = c->m ? optimizer_create(c->m, &adam) : NULL;
+    if (!c->o || (s->resume && !checkpoint_load_optimizer(s->resume, &s->state, c->o)))
+        return wrong();
+    if (s->resume)
+        c->position = s->state.position;
+    return CLI_OK;
+}
+
+static int open_outputs(train_command *c)
+{
+    train_settings *s = &c->s;
+    if (!s->out)
+        s->out = s->resume;
+    if (s->out && !checkpoint_folder_usable(s->out))
+        return wrong();
+    c->quiet = s->json;
+    c->log = s->log ? fopen(s->log, s->resume ? "a" : "w") : NULL;
+    if (s->log && !c->log) {
+        cli_error("--log %s: %s", s->log, strerror(errno));
+        return CLI_WRONG;
+    }
+    return CLI_OK;
+}
+
+static void close_all(train_command *c)
+{
+    if (c->log)
+        fclose(c->log);
+    optimizer_free(c->o);
+    model_free(c->m);
+    data_close(c->d);
+    runtime_close(&c->r);
+    text_free(&c->configuration);
+    train_settings_free(&c->s);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- running */
+
+static train_options loop_options(const train_command *c)
+{
+    const train_settings *s = &c->s;
+    train_options options = {.batch = s->batch,
+                             .seq = s->seq,
+                             .accumulate = s->accumulate,
+                             .schedule = {.kind = (schedule_kind)s->schedule,
+                                          .lr = s->lr,
+                                          .min_lr = s->min_lr,
+                                          .warmup = s->warmup,
+                                          .steps = s->steps},
+                             .seed = (uint64_t)s->seed,
+                             .recompute = s->recompute,
+                             .one_batch = s->one_batch,
+                             .eval_every = s->eval_every,
+                             .eval_batches = s->eval_batches,
+                             .sample_every = s->sample_every,
+                             .sample_tokens = s->sample_tokens,
+                             .save_every = s->save_every,
+                             .out = s->out,
+                             .configuration = c->configuration.bytes,
+                             .stop = &interrupted,
+                             .report = on_report,
+                             .sample = on_sample};
+    attention_path_parse(s->attention, &options.attention);
+    return options;
+}
+
+static int finish(const train_command *c, train_result result)
+{
+    const train_settings *s = &c->s;
+    cli_progress_end();
+    if (result == TRAIN_REFUSED)
+        return wrong();
+    if (result == TRAIN_FAILED || result == TRAIN_DIVERGED) {
+        cli_error("%s%s%s", train_error(), result == TRAIN_DIVERGED && s->out ? "; what was saved before stays in " : "",
+                  result == TRAIN_DIVERGED && s->out ? s->out : "");
+        return CLI_FAILED;
+    }
+    cli_note("%s step %lld%s%s", result == TRAIN_STOPPED ? "stopped after" : "done:", (long long)c->o->step,
+             s->out ? ", saved in " : ", not saved (no --out)", s->out ? s->out : "");
+    return CLI_OK;
+}
+
+static int run_loop(train_command *c)
+{
+    train_options options = loop_options(c);
+    options.user = c;
+    if (c->log)
+        write_header(c, c->log);
+    if (c->quiet)
+        write_header(c, stdout);
+    catch_signals();
+    cli_note("%lld parameters, %d threads, attention %s, %lld steps of %lld tokens", (long long)c->m->weights, c->r.threads,
+             c->s.attention, (long long)c->s.steps, (long long)(c->s.batch * c->s.seq * c->s.accumulate));
+    if (c->o->step >= c->s.steps)
+        cli_note("the checkpoint has %lld steps already, --steps is %lld", (long long)c->o->step, (long long)c->s.steps);
+    return finish(c, train_run(c->m, c->o, &c->r, c->d, &c->position, &options));
+}
+
+static int run_command(train_command *c)
+{
+    int code = open_data(c);
+    if (code != CLI_OK)
+        return code;
+    text_format(&c->configuration, "{");
+    train_settings_json(&c->s, &c->configuration);
+    text_format(&c->configuration, "}");
+    if (c->s.print_config) {
+        printf("%s\n", c->configuration.bytes);
+        return CLI_OK;
+    }
+    if (!runtime_open(&c->r, (int)c->s.threads)) {
+        cli_error("%s", train_error());
+        return CLI_FAILED;
+    }
+    if ((code = open_model(c)) != CLI_OK || (code = open_outputs(c)) != CLI_OK)
+        return code;
+    return run_loop(c);
+}
+
+int cmd_train(int argc, char **argv)
+{
+    train_command c = {0};
+    int code;
+    if (train_settings_read(&c.s, argc, argv, &code))
+        code = run_command(&c);
+    close_all(&c);
+    return code;
+}

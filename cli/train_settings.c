@@ -1,0 +1,300 @@
+/*
+ * The table of `fattn train`'s options and the layers of their values; see train_settings.h.
+ */
+#include "train_settings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "train/error.h"
+
+static const char *const devices[] = {"cpu", "cuda", NULL};
+static const char *const dtypes[] = {"f32", "bf16", "f16", "f64", NULL};
+static const char *const schedules[] = {"cosine", "constant", NULL};
+
+/* What a checkpoint settles for good. */
+static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads", "heads-kv", "head-dim", "ffn",
+                                    "max-seq", "rope-theta", "rms-eps", "tied",  "seq",      "seed"};
+/* Other data are allowed, but then the run is no continuation. */
+static const char *const noted[] = {"data", "world-seed", "world-lines"};
+/* What is about this call, not about the run. */
+static const char *const not_saved[] = {"preset", "config", "print-config", "out", "resume", "log", "json", "untied", "flash"};
+
+/* What decides which layers there are cannot come from one of them. */
+static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static bool listed(const char *name, const char *const *list, size_t count)
+{
+    for (size_t i = 0; i < count; ++i)
+        if (strcmp(name, list[i]) == 0)
+            return true;
+    return false;
+}
+
+static void make_table(train_settings *s)
+{
+    const double most = 9e15;
+    const option_spec table[] = {
+        {"data", "WHAT", OPTION_TEXT, &s->data, .help = "world, a text file, a folder of *.txt, or a *.bin of 16-bit tokens"},
+        {"world-seed", "N", OPTION_INT, &s->world_seed, .high = most, .help = "which world (with --data world)"},
+        {"world-lines", "N", OPTION_INT, &s->world_lines, .low = 10, .high = 1e8, .help = "lines of it to train on"},
+        {"preset", "NAME", OPTION_TEXT, &s->preset, .help = "tiny or small: sets the numbers below that have no option here"},
+        {"config", "FILE", OPTION_TEXT, &s->config, .help = "options from a JSON object, as --print-config writes it"},
+        {"print-config", NULL, OPTION_FLAG, &s->print_config, .help = "print the configuration and stop"},
+        {"vocab", "N", OPTION_INT, &s->vocab, .high = 1e6, .help = "tokens; 0: as many as the data has"},
+        {"hidden", "N", OPTION_INT, &s->hidden, .low = 1, .high = 65536, .help = "width of the model"},
+        {"layers", "N", OPTION_INT, &s->layers, .low = 1, .high = 1024, .help = "blocks"},
+        {"heads", "N", OPTION_INT, &s->heads, .low = 1, .high = 1024, .help = "query heads"},
+        {"heads-kv", "N", OPTION_INT, &s->heads_kv, .low = 1, .high = 1024, .help = "key and value heads"},
+        {"head-dim", "N", OPTION_INT, &s->head_dim, .low = 2, .high = 512, .help = "width of a head"},
+        {"ffn", "N", OPTION_INT, &s->ffn, .low = 1, .high = 262144, .help = "width of the feed-forward layer"},
+        {"max-seq", "N", OPTION_INT, &s->max_seq, .high = 1 << 24, .help = "longest sequence; 0: --seq"},
+        {"rope-theta", "X", OPTION_DOUBLE, &s->rope_theta, .low = 1, .high = 1e12, .help = "base of the positions' angles"},
+        {"rms-eps", "X", OPTION_DOUBLE, &s->rms_eps, .low = 1e-30, .high = 1, .help = "epsilon of the norms"},
+        {"tied", NULL, OPTION_FLAG, &s->tied, .help = "the head is the embedding"},
+        {"untied", NULL, OPTION_FLAG, &s->untied, .help = "it is not"},
+        {"flash", NULL, OPTION_FLAG, &s->flash, .help = "short for --attention flash"},
+        {"attention", "HOW", OPTION_TEXT, &s->attention, .help = "composed, flash or window:W"},
+        {"recompute", NULL, OPTION_FLAG, &s->recompute, .help = "compute blocks again in backward instead of keeping them"},
+        {"device", "WHERE", OPTION_WORD, &s->device, .words = devices, .help = "where to train"},
+        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = dtypes, .help = "type of the numbers"},
+        {"threads", "N", OPTION_INT, &s->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"steps", "N", OPTION_INT, &s->steps, .low = 1, .high = 1e12, .help = "updates"},
+        {"batch", "N", OPTION_INT, &s->batch, .low = 1, .high = 1e6, .help = "windows in a micro-batch"},
+        {"seq", "N", OPTION_INT, &s->seq, .low = 1, .high = 1 << 24, .help = "tokens in a window"},
+        {"accumulate", "N", OPTION_INT, &s->accumulate, .low = 1, .high = 1e6, .help = "micro-batches in an update"},
+        {"schedule", "NAME", OPTION_WORD, &s->schedule, .words = schedules, .help = "how the learning rate falls"},
+        {"lr", "X", OPTION_DOUBLE, &s->lr, .high = 1e6, .help = "learning rate"},
+        {"min-lr", "X", OPTION_DOUBLE, &s->min_lr, .high = 1e6, .help = "learning rate at the end"},
+        {"warmup", "N", OPTION_INT, &s->warmup, .high = 1e12, .help = "steps in which it rises"},
+        {"weight-decay", "X", OPTION_DOUBLE, &s->weight_decay, .high = 1e3, .help = "AdamW's decay of matrices"},
+        {"beta1", "X", OPTION_DOUBLE, &s->beta1, .high = 0.9999999, .help = "AdamW's mean"},
+        {"beta2", "X", OPTION_DOUBLE, &s->beta2, .high = 0.9999999, .help = "AdamW's mean of squares"},
+        {"eps", "X", OPTION_DOUBLE, &s->eps, .low = 1e-30, .high = 1, .help = "AdamW's epsilon"},
+        {"clip", "X", OPTION_DOUBLE, &s->clip, .high = 1e30, .help = "the most that the gradient's norm may be; 0: any"},
+        {"seed", "N", OPTION_INT, &s->seed, .high = most, .help = "of the weights, the order of the data and the samples"},
+        {"eval-every", "N", OPTION_INT, &s->eval_every, .high = 1e12, .help = "steps between evaluations; 0: none"},
+        {"eval-batches", "N", OPTION_INT, &s->eval_batches, .high = 1e9, .help = "batches in an evaluation; 0: all"},
+        {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "steps between samples; 0: none"},
+        {"sample-tokens", "N", OPTION_INT, &s->sample_tokens, .low = 1, .high = 1e6, .help = "length of a sample"},
+        {"save-every", "N", OPTION_INT, &s->save_every, .high = 1e12, .help = "steps between checkpoints; 0: at the end"},
+        {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
+        {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
+        {"log", "FILE", OPTION_TEXT, &s->log, .help = "one JSON object per step"},
+        {"json", NULL, OPTION_FLAG, &s->json, .help = "the same on standard output"},
+        {"overfit-one-batch", NULL, OPTION_FLAG, &s->one_batch, .help = "train on the first batch only"},
+        {0}};
+    _Static_assert(COUNT(table) <= TRAIN_SETTINGS_MOST, "the table must fit");
+    memcpy(s->table, table, sizeof table);
+}
+
+/* What no preset sets. */
+static void set_defaults(train_settings *s)
+{
+    const optimizer_options adam = optimizer_defaults();
+    s->data = "world";
+    s->preset = "tiny";
+    s->attention = "composed";
+    s->world_seed = 1;
+    s->world_lines = 20000;
+    s->rope_theta = 10000;
+    s->rms_eps = 1e-6;
+    s->accumulate = 1;
+    s->weight_decay = adam.weight_decay;
+    s->beta1 = adam.beta1;
+    s->beta2 = adam.beta2;
+    s->eps = adam.eps;
+    s->clip = adam.clip;
+    s->seed = 1;
+    s->sample_tokens = 120;
+}
+
+static bool apply(train_settings *s, const char *label, const char *key, const char *value)
+{
+    const option_spec *spec = options_find(s->table, key);
+    text_buffer where = {0};
+    text_format(&where, "%s: %s", label, key);
+    bool good = spec && !listed(key, not_in_files, COUNT(not_in_files));
+    if (!good)
+        cli_error("%s: no such option", where.bytes);
+    good = good && option_assign(spec, where.bytes, value);
+    text_free(&where);
+    return good;
+}
+
+static bool apply_preset(train_settings *s, const char *name)
+{
+    const config_pair *pair = config_preset(name);
+    if (!pair)
+        cli_error("--preset: '%s' is none of: tiny, small", name);
+    for (; pair && pair->key; ++pair)
+        if (!apply(s, name, pair->key, pair->value))
+            return false;
+    return pair != NULL;
+}
+
+static bool apply_set(train_settings *s, const char *label, const config_set *set)
+{
+    for (int i = 0; i < set->count; ++i)
+        if (!apply(s, label, set->pairs[i].key, set->pairs[i].value))
+            return false;
+    return true;
+}
+
+static bool read_checkpoint(train_settings *s, const char *folder)
+{
+    text_buffer label = {0};
+    text_format(&label, "%s/state.json", folder);
+    bool good = checkpoint_read_state(folder, &s->state) &&
+                config_parse(s->state.configuration, strlen(s->state.configuration), label.bytes, &s->from_checkpoint);
+    if (!good)
+        cli_error("%s", train_error());
+    good = good && apply_set(s, label.bytes, &s->from_checkpoint);
+    text_free(&label);
+    return good;
+}
+
+/* Compares with the checkpoint what was just read from all the other places. */
+static bool check_resumed(const train_settings *s)
+{
+    for (const option_spec *spec = s->table; spec->name; ++spec) {
+        char value[512];
+        const char *recorded = config_find(&s->from_checkpoint, spec->name);
+        if (!recorded || !option_print(spec, value, sizeof value) || strcmp(value, recorded) == 0)
+            continue;
+        if (spec->kind == OPTION_DOUBLE && strtod(value, NULL) == strtod(recorded, NULL))
+            continue;
+        if (listed(spec->name, fixed, COUNT(fixed))) {
+            cli_error("--%s %s contradicts the checkpoint %s, which has %s", spec->name, value, s->resume, recorded);
+            return false;
+        }
+        if (listed(spec->name, noted, COUNT(noted)))
+            cli_note("--%s %s instead of the checkpoint's %s: training goes on with other data", spec->name, value, recorded);
+    }
+    return true;
+}
+
+/* Options that need each other. */
+static bool settle(train_settings *s, int argc, char **argv)
+{
+    attention_path path;
+    if (s->untied && options_given("tied", argc, argv)) {
+        cli_error("--tied and --untied contradict each other");
+        return false;
+    }
+    if (s->untied)
+        s->tied = false;
+    s->untied = false;
+    if (s->flash && options_given("attention", argc, argv) && strcmp(s->attention, "flash") != 0) {
+        cli_error("--flash and --attention %s contradict each other", s->attention);
+        return false;
+    }
+    if (s->flash)
+        s->attention = "flash";
+    else if (options_given("no-flash", argc, argv) && strcmp(s->attention, "flash") == 0)
+        s->attention = "composed";
+    if (!attention_path_parse(s->attention, &path) || path.kind == ATTENTION_BLOCK) {
+        cli_error("--attention: '%s' is none of: composed, flash, window:W", s->attention);
+        return false;
+    }
+    s->flash = false;
+    if (s->max_seq == 0)
+        s->max_seq = s->seq;
+    if (s->max_seq < s->seq) {
+        cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
+        return false;
+    }
+    if (s->device != 0 || s->dtype != 0) {
+        cli_error("--%s %s: not supported yet", s->device ? "device" : "dtype",
+                  s->device ? devices[s->device] : dtypes[s->dtype]);
+        return false;
+    }
+    return true;
+}
+
+static bool layers(train_settings *s, const train_settings *said, int argc, char **argv, int *status)
+{
+    const option_set set = {.usage = "fattn train [options]", .about = "", .table = s->table};
+    if (said->resume ? !read_checkpoint(s, said->resume) : !apply_preset(s, said->preset))
+        return false;
+    if (said->resume && options_given("preset", argc, argv) && !apply_preset(s, said->preset))
+        return false;
+    if (said->config) {
+        if (!config_read(said->config, &s->from_file)) {
+            cli_error("%s", train_error());
+            return false;
+        }
+        if (!apply_set(s, said->config, &s->from_file))
+            return false;
+    }
+    if (!options_parse(&set, argc, argv, status))
+        return false;
+    *status = CLI_WRONG;
+    return settle(s, argc, argv) && (!s->resume || check_resumed(s));
+}
+
+bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
+{
+    /* First what was said, to know preset, configuration file and checkpoint; then all layers from the bottom. */
+    train_settings said = {0};
+    const option_set set = {.usage = "fattn train [options]",
+                            .about =
+                                "Trains a language model on bytes, on the CPU. Without options: a tiny one, on a generated\n"
+                                "world, in some minutes. Interrupting it (Ctrl-C) saves a checkpoint first.",
+                            .table = said.table};
+    *s = (train_settings){0};
+    make_table(&said);
+    set_defaults(&said);
+    *status = CLI_WRONG;
+    if (!apply_preset(&said, said.preset) || !options_parse(&set, argc, argv, status))
+        return false;
+    *status = CLI_WRONG;
+    make_table(s);
+    set_defaults(s);
+    return layers(s, &said, argc, argv, status);
+}
+
+void train_settings_free(train_settings *s)
+{
+    config_free(&s->from_file);
+    config_free(&s->from_checkpoint);
+    checkpoint_state_free(&s->state);
+}
+
+model_config train_settings_model(const train_settings *s)
+{
+    return (model_config){.vocab = s->vocab,
+                          .hidden = s->hidden,
+                          .layers = s->layers,
+                          .heads = s->heads,
+                          .heads_kv = s->heads_kv,
+                          .head_dim = s->head_dim,
+                          .ffn = s->ffn,
+                          .max_seq = s->max_seq,
+                          .rope_theta = s->rope_theta,
+                          .rms_eps = s->rms_eps,
+                          .tied = s->tied};
+}
+
+optimizer_options train_settings_optimizer(const train_settings *s)
+{
+    return (optimizer_options){
+        .beta1 = s->beta1, .beta2 = s->beta2, .eps = s->eps, .weight_decay = s->weight_decay, .clip = s->clip};
+}
+
+void train_settings_json(const train_settings *s, text_buffer *json)
+{
+    bool comma = false;
+    for (const option_spec *spec = s->table; spec->name; ++spec) {
+        char value[4096];
+        if (listed(spec->name, not_saved, COUNT(not_saved)) || !option_print(spec, value, sizeof value))
+            continue;
+        if (comma)
+            text_bytes(json, ",", 1);
+        config_write_pair(json, spec->name, value, spec->kind == OPTION_TEXT || spec->kind == OPTION_WORD);
+        comma = true;
+    }
+}

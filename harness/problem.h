@@ -1,0 +1,115 @@
+/*
+ * A test problem: what is computed, on which numbers, lying how in memory; and its name, which says all of it:
+ *
+ *     forward/f32/b2/h4/gqa2/q129k257/d64/v48/causal-br/bshd/fill-spiky/scale:-3/seed7
+ *
+ * Parts may stand in any order and be left out, except q..k.. and d..; printing leaves out the defaults. Printing and
+ * parsing are each other's inverse.
+ *
+ *     forward, backward            operation
+ *     f32, f64                     type
+ *     b2 h4 gqa2                   batch 2, 4 query heads, 2 of them per key/value head (each 1 if left out)
+ *     q129k257 d64 v48             seq_q, seq_k, dim, dim_v (dim if left out)
+ *     causal, causal-br            top-left or bottom-right aligned
+ *     window:5,0, window-br:5,-1   left, right
+ *     bhsd ... (see below)         layout
+ *     fill-...                     kind of numbers
+ *     scale:X                      desc.scale, if not 0
+ *     seed7                        of the random numbers (1 if left out)
+ */
+#ifndef HARNESS_PROBLEM_H
+#define HARNESS_PROBLEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "fattn/fattn.h"
+
+typedef enum layout_kind {
+    LAYOUT_BHSD,          /* contiguous */
+    LAYOUT_BSHD,          /* contiguous, heads interleaved */
+    LAYOUT_HSBD,          /* contiguous, heads outermost, batch innermost */
+    LAYOUT_PACKED,        /* q, k and v (k and v only if seq_q != seq_k) side by side in one tensor */
+    LAYOUT_PADDED,        /* row stride dim + 1, gaps between heads and batches */
+    LAYOUT_OFFSET,        /* bhsd, one element off alignment */
+    LAYOUT_NEGATIVE,      /* bhsd with every stride negative */
+    LAYOUT_BROADCAST,     /* inputs: every batch and head is the same memory (stride 0) */
+    LAYOUT_BROADCAST_ROW, /* k and v: every row is the same memory */
+    LAYOUT_FENCE_HIGH,    /* bhsd, the last element stands right before an unreadable page */
+    LAYOUT_FENCE_LOW,     /* bhsd, the first element stands right behind an unreadable page */
+    LAYOUT_FAR,           /* batch stride 2^30 + 1 */
+    LAYOUT_COUNT
+} layout_kind;
+
+typedef enum fill_kind {
+    FILL_NORMAL,     /* normal random numbers */
+    FILL_SPIKY,      /* some keys and values are 30 times larger */
+    FILL_EQUAL,      /* every key the same: every score of a row too */
+    FILL_LARGE,      /* scores of standard deviation 130 */
+    FILL_RISING,     /* each key's score is larger than the one before: the running maximum always moves */
+    FILL_FALLING,    /* the first key has the largest score */
+    FILL_LOW,        /* every score below -5e4 */
+    FILL_HIGH,       /* every element 133120 */
+    FILL_ZERO,       /* everything 0 */
+    FILL_SUBNORMAL,  /* k and v (and dout) too small to be normal numbers */
+    FILL_ONES,       /* v = 1: out is 1 */
+    FILL_NAN_Q,      /* one NaN in one row of q */
+    FILL_NAN_V,      /* one NaN in v at the last key */
+    FILL_NAN_UNUSED, /* NaN in k and v at every key that no query keeps */
+    FILL_INF_Q,      /* one infinity in one row of q */
+    FILL_INF_K,      /* one infinity in one row of k */
+    FILL_MINUS_INF,  /* q > 0, k = -inf: every score -inf, every row as if empty */
+    FILL_COUNT
+} fill_kind;
+
+typedef struct problem {
+    fattn_op op;
+    fattn_dtype dtype;
+    int64_t batch, heads_q, group, seq_q, seq_k, dim, dim_v; /* group = heads_q / heads_kv */
+    fattn_mask mask;
+    fattn_align align;
+    int64_t left, right; /* window only, else 0 */
+    layout_kind layout;
+    fill_kind fill;
+    double scale; /* 0: default */
+    uint64_t seed;
+} problem;
+
+enum { PROBLEM_NAME_SIZE = 256 };
+
+extern const char *const layout_names[LAYOUT_COUNT + 1]; /* NULL at the end */
+extern const char *const fill_names[FILL_COUNT + 1];     /* "fill-normal" ... */
+
+/* A forward f32 problem of one head with seed 1. */
+problem problem_of(int64_t seq_q, int64_t seq_k, int64_t dim);
+
+void problem_print(const problem *p, char name[PROBLEM_NAME_SIZE]);
+
+/* Reads a name. Returns false if text is none; then, if complaint is not NULL, it says which part is wrong. */
+bool problem_parse(const char *text, problem *p, char *complaint, size_t size);
+
+fattn_desc problem_desc(const problem *p);
+
+/* Whether query row i keeps key j: the definition of the header, pair by pair, on purpose not by intervals. */
+bool problem_keeps(const problem *p, int64_t i, int64_t j);
+
+/* The factor on the scores: scale, or its default. */
+double problem_scale(const problem *p);
+
+/* -------------------------------------------------------------------------------------------------------------- lists */
+
+typedef enum list_level { LIST_QUICK, LIST_DEFAULT, LIST_FULL } list_level;
+
+typedef struct problem_list {
+    problem *item;
+    int count, capacity;
+} problem_list;
+
+/* The problems of a level: the fixed ones with seed `seed`, and random ones drawn from it. Free with problem_list_free. */
+problem_list problem_list_make(list_level level, uint64_t seed);
+void problem_list_free(problem_list *list);
+
+/* Keeps the problems whose name contains `pattern`, or matches it if it has * or ? (the whole name, as file names do). */
+void problem_list_filter(problem_list *list, const char *pattern);
+
+#endif

@@ -1,0 +1,236 @@
+/*
+ * Suites; see suite.h. One problem at a time: its truth once, then every kernel that can.
+ */
+#include "suite.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+suite suite_make(void)
+{
+    return (suite){.level = LIST_DEFAULT, .seed = 1, .harness = harness_make()};
+}
+
+void suite_free(suite *s)
+{
+    harness_free(&s->harness);
+}
+
+static double seconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- selecting */
+
+/* Cuts "name@kernel" into its two parts. */
+static bool split_pattern(const char *pattern, char name[PROBLEM_NAME_SIZE], const char **kernel)
+{
+    const char *at = strchr(pattern, '@');
+    const size_t length = at ? (size_t)(at - pattern) : strlen(pattern);
+    *kernel = at ? at + 1 : NULL;
+    if (length >= PROBLEM_NAME_SIZE)
+        return false;
+    memcpy(name, pattern, length);
+    name[length] = '\0';
+    return true;
+}
+
+bool suite_problems(suite *s, problem_list *list)
+{
+    char name[PROBLEM_NAME_SIZE];
+    const char *kernel = NULL;
+    problem p;
+    *list = (problem_list){0};
+    if (s->pattern && split_pattern(s->pattern, name, &kernel) && problem_parse(name, &p, NULL, 0)) {
+        list->item = malloc(sizeof p);
+        if (list->item) {
+            list->item[0] = p;
+            list->count = list->capacity = 1;
+        }
+    } else {
+        *list = problem_list_make(s->level, s->seed);
+        if (s->pattern)
+            problem_list_filter(list, name);
+    }
+    if (list->count > 0)
+        return true;
+    problem_list_free(list);
+    snprintf(s->complaint, sizeof s->complaint, "no problem matches '%s'", s->pattern ? s->pattern : "");
+    return false;
+}
+
+static bool name_matches(const char *name, const char *wanted, size_t length)
+{
+    return !strncmp(name, wanted, length) && (name[length] == '\0' || name[length] == '_');
+}
+
+static bool kernel_wanted(const suite *s, const char *name)
+{
+    const char *at = s->pattern ? strchr(s->pattern, '@') : NULL;
+    if (at && strcmp(at + 1, "automatic") != 0 && !name_matches(name, at + 1, strlen(at + 1)))
+        return false;
+    for (int i = 0; i < s->kernels_count; i++)
+        if (name_matches(name, s->kernels[i], strlen(s->kernels[i])))
+            return true;
+    return s->kernels_count == 0;
+}
+
+static suite_kernel *kernel_of(suite *s, const char *name)
+{
+    for (int i = 0; i < s->kernel_count; i++)
+        if (!strcmp(s->kernel[i].name, name))
+            return &s->kernel[i];
+    if (s->kernel_count == 2 * KERNELS_MAX)
+        return NULL;
+    suite_kernel *k = &s->kernel[s->kernel_count++];
+    *k = (suite_kernel){.name = name};
+    return k;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- running */
+
+static void count_verdict(suite *s, suite_kernel *k, const problem *p, const char *kernel, const verdict *v, FILE *file)
+{
+    if (k) {
+        double *units = &k->units[p->op == FATTN_OP_BACKWARD];
+        k->worst = v->worst > k->worst ? v->worst : k->worst;
+        *units = v->units > *units ? v->units : *units;
+        k->passed += v->passed;
+        k->failed += !v->passed;
+    }
+    s->passed += v->passed;
+    s->failed += !v->passed;
+    if (v->passed)
+        return;
+    char name[PROBLEM_NAME_SIZE];
+    problem_print(p, name);
+    fprintf(file, "FAIL %s@%s: %s\n", name, kernel, v->text);
+    fflush(file);
+}
+
+static void run_kernel(suite *s, test_case *c, const kernel_entry *entry, FILE *file)
+{
+    suite_kernel *k = kernel_of(s, entry->name);
+    if (!k)
+        return;
+    k->lacks |= entry->lacks;
+    if (entry->refusal) {
+        k->refused++;
+        k->refusal = entry->refusal;
+        s->skipped++;
+        return;
+    }
+    const verdict v = case_run(&s->harness, c, entry->name);
+    count_verdict(s, k, &c->p, entry->name, &v, file);
+}
+
+static void run_automatic(suite *s, test_case *c, const kernel_entry *entries, int count, FILE *file)
+{
+    for (int i = 0; i < count; i++) {
+        if (!entries[i].selected)
+            continue;
+        const verdict v = case_run_automatic(&s->harness, c, entries[i].name);
+        if (!v.passed)
+            count_verdict(s, NULL, &c->p, "automatic", &v, file);
+        return;
+    }
+    const verdict v = {.text = "the query selects no kernel"};
+    count_verdict(s, NULL, &c->p, "automatic", &v, file);
+}
+
+static void run_problem(suite *s, const problem *p, FILE *file)
+{
+    test_case *c = malloc(sizeof *c);
+    char reason[100];
+    kernel_entry entries[KERNELS_MAX];
+    const int count = harness_kernels(&s->harness, p, entries);
+    if (!c || !case_make(c, p, reason, sizeof reason)) {
+        s->unplaced++;
+        s->skipped++;
+        free(c);
+        return;
+    }
+    for (int i = 0; i < count; i++)
+        if (entries[i].of_type && kernel_wanted(s, entries[i].name))
+            run_kernel(s, c, &entries[i], file);
+    if (s->kernels_count == 0)
+        run_automatic(s, c, entries, count, file);
+    case_free(c);
+    free(c);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- reporting */
+
+static void print_features(FILE *file, uint32_t features)
+{
+    static const char *const names[] = {"AVX2", "AVX-512", "F16C", "AVX512_BF16", "AMX-BF16"};
+    const char *comma = "";
+    for (int i = 0; i < 5; i++)
+        if (features & (1u << i)) {
+            fprintf(file, "%s%s", comma, names[i]);
+            comma = ", ";
+        }
+}
+
+static void print_kernels(const suite *s, FILE *file)
+{
+    for (int i = 0; i < s->kernel_count; i++) {
+        const suite_kernel *k = &s->kernel[i];
+        if (k->passed + k->failed == 0)
+            continue;
+        fprintf(file, "%-28s %5d passed %4d failed %4d refused   error %.2f units, %.2f of what is allowed", k->name, k->passed,
+                k->failed, k->refused, k->units[0] > k->units[1] ? k->units[0] : k->units[1], k->worst);
+        if (k->refused)
+            fprintf(file, " (refused: %s)", k->refusal);
+        fputc('\n', file);
+    }
+    for (int i = 0; i < s->kernel_count; i++) {
+        const suite_kernel *k = &s->kernel[i];
+        if (k->passed + k->failed > 0)
+            continue;
+        fprintf(file, "not reached: %s (", k->name);
+        if (k->lacks) {
+            fputs("this machine lacks ", file);
+            print_features(file, k->lacks);
+        } else
+            fputs(k->refusal ? k->refusal : "no problem of its type", file);
+        fputs(")\n", file);
+    }
+    if (s->unplaced)
+        fprintf(file, "not reached: %d problems that need more memory than this machine gives\n", s->unplaced);
+}
+
+bool suite_run(suite *s, FILE *file)
+{
+    problem_list list;
+    const double start = seconds();
+    if (!harness_context(&s->harness, NULL, 1)) {
+        snprintf(s->complaint, sizeof s->complaint, "%s", fattn_last_error());
+        return false;
+    }
+    if (!suite_problems(s, &list))
+        return false;
+    s->problems = list.count;
+    for (int i = 0; i < list.count; i++) {
+        if (s->progress) {
+            char name[PROBLEM_NAME_SIZE];
+            problem_print(&list.item[i], name);
+            s->progress(i, list.count, name);
+        }
+        run_problem(s, &list.item[i], file);
+    }
+    problem_list_free(&list);
+    s->seconds = seconds() - start;
+    if (s->kernel_count == 0) {
+        snprintf(s->complaint, sizeof s->complaint, "no kernel has the name asked for");
+        return false;
+    }
+    if (!s->quiet)
+        print_kernels(s, file);
+    fprintf(file, "%d passed, %d failed, %d skipped\n", s->passed, s->failed, s->skipped);
+    return true;
+}

@@ -1,0 +1,107 @@
+#!/bin/sh
+# Exit codes, messages and output forms of info, check, bench and gradcheck: commands.sh PROGRAM
+# An error is one line on standard error that begins with "fattn: " and names the option and the value.
+fattn=$1
+failures=0
+err=$(mktemp) && out=$(mktemp) || exit 1
+trap 'rm -f "$err" "$out"' EXIT
+
+complain() {
+    failures=$((failures + 1))
+    echo "FAIL: $*"
+    sed 's/^/    /' "$err" | head -5
+}
+
+# wrong WORD ARGUMENTS...: exit code 2, nothing on standard output, one line that has WORD
+wrong() {
+    word=$1
+    shift
+    "$fattn" "$@" >"$out" 2>"$err"
+    code=$?
+    [ $code -eq 2 ] || complain "fattn $*: exit code $code instead of 2"
+    [ "$(wc -l <"$err")" -eq 1 ] || complain "fattn $*: not one line"
+    grep -q '^fattn: ' "$err" || complain "fattn $*: does not begin with 'fattn: '"
+    grep -q -e "$word" "$err" || complain "fattn $*: does not say '$word'"
+    [ -s "$out" ] && complain "fattn $*: something on standard output"
+}
+
+# right WORD ARGUMENTS...: exit code 0, and standard output has WORD
+right() {
+    word=$1
+    shift
+    "$fattn" "$@" >"$out" 2>"$err"
+    code=$?
+    [ $code -eq 0 ] || complain "fattn $*: exit code $code instead of 0"
+    grep -q -e "$word" "$out" || complain "fattn $*: does not print '$word'"
+}
+
+# json ARGUMENTS...: exit code 0, and every line of standard output is one JSON object
+json() {
+    right '^{.*}$' "$@"
+    if command -v python3 >/dev/null; then
+        python3 -c 'import json, sys
+for line in sys.stdin: assert isinstance(json.loads(line), dict)' <"$out" || complain "fattn $*: not JSON lines"
+    fi
+}
+
+wrong 'no command'
+wrong "'nonsense'" nonsense
+right 'usage: fattn COMMAND' --help
+right '^fattn [0-9]' --version
+for command in info check 'bench attention' 'bench gemm' gradcheck; do
+    right "usage: fattn $command" $command --help
+    wrong "'--nonsense'" $command --nonsense
+done
+right 'attention|gemm' bench --help
+
+json info --json
+right 'ref_forward' info
+wrong "'extra'" info extra
+
+wrong "--seed: 'x'" check --seed x
+wrong '--seed: -1 is not in 0' check --seed -1
+wrong "'--seed'" check --seed
+wrong "--device: 'tpu'" check --device tpu
+wrong '--quick and --full' check --quick --full
+wrong 'no problem matches' check no-such-problem
+wrong 'no kernel' check --kernel no_such_kernel q3k4/d8
+wrong "'b'" check a b
+wrong "--threads: '1,,2'" check --threads 1,,2
+wrong '--threads: 0 is not in 1' check --threads 0
+right 'forward/f32/' check --quick --list
+right '^forward/f64/q3k4/d8/causal/seed9$' check --list forward/f64/causal/q3k4/d8/seed9
+right ' 0 failed, ' check --kernel ref forward/f64/q3k4/d8/causal/seed9
+right '^1 passed, 0 failed, 0 skipped$' check backward/f32/b2/q3k4/d8/seed9@ref_backward
+json check --json --kernel ref --quick 'forward/f32/*causal*'
+
+wrong "'nonsense'" bench nonsense
+wrong "--mask: 'diagonal'" bench attention --mask full,diagonal
+wrong "--mask: 'window:3'" bench attention --mask window:3
+wrong '--dim: 0 is not in 1 .. 512' bench attention --dim 0
+wrong '--dtype: bf16' bench attention --dtype bf16
+wrong "--dtype: 'int8'" bench attention --dtype int8
+wrong '--heads-kv: 3 does not divide --heads 8' bench attention --heads 8 --heads-kv 3
+wrong "--preset: 'best'" bench attention --preset best
+wrong '--seconds: 0 is not in' bench attention --seconds 0
+right '^kernel' bench attention --seq 64,65 --mask full,causal,window:8,0 --kernel auto,ref --seconds 0.001
+json bench attention --json --pass fwd,bwd,decode --seq 96 --heads 4 --heads-kv 2 --dim 32 --dim-v 16 --seconds 0.001
+grep -q '"fraction_of_copy"' "$out" || complain 'decode without fraction_of_copy'
+for field in op kernel device device_name dtype layout batch heads heads_kv seq_q seq_k dim dim_v mask threads ms ms_min runs \
+    gflops peak_gflops fraction_of_peak bytes gbps workspace_bytes max_error; do
+    grep -q "\"$field\":" "$out" || complain "bench attention --json lacks $field"
+done
+json bench gemm --json --seconds 0.002 --size 64 --threads 1
+wrong "--size: '2.5'" bench gemm --size 2.5
+
+wrong "'nonsense'" gradcheck nonsense
+wrong 'no backward kernel' gradcheck --kernel no_such_kernel
+wrong '--samples: 0 is not in' gradcheck --samples 0
+right '0 failed$' gradcheck --samples 3 --kernel ref q5k6/d4/causal
+json gradcheck --json --samples 3 --kernel ref h4/gqa2/q5k6/d4
+
+# FATTN_KERNEL overrules the automatic choice.
+FATTN_KERNEL=ref right 'ref_forward' bench attention --seq 32 --seconds 0.001
+
+[ $failures -eq 0 ] && echo "all right" && exit 0
+echo "$failures failures"
+exit 1

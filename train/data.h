@@ -1,0 +1,77 @@
+/*
+ * What a model learns from: a sequence of tokens for training and one for validation, and the order in which windows of it
+ * are read.
+ *
+ *     "world"       the generated corpus (world.h), by seed and number of lines
+ *     a text file   bytes; the last tenth is validation
+ *     a folder      its files *.txt in the order of their names, each followed by the end token; the last tenth is validation
+ *     a *.bin file  16-bit tokens, with the 1024-byte header of llm.c (magic 20240520, version 1) or without any; the last
+ *                   tenth is validation
+ *
+ * Files are mapped, not read, so a file may be larger than memory.
+ */
+#ifndef TRAIN_DATA_H
+#define TRAIN_DATA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "world.h"
+
+typedef struct data_options {
+    const char *source; /* "world" or a path */
+    uint64_t world_seed;
+    int64_t world_lines; /* of training; validation has a tenth of it */
+} data_options;
+
+/* A run of tokens. */
+typedef struct data_tokens {
+    const struct dataset *owner;
+    int64_t first; /* in the owner's sequence */
+    int64_t count;
+} data_tokens;
+
+typedef struct dataset dataset;
+
+/* NULL, with train_error() set, if the source is none or is empty. */
+dataset *data_open(const data_options *options);
+void data_close(dataset *d);
+data_tokens data_split(const dataset *d, world_split split);
+/* The vocabulary that covers every token: 258 for text. */
+int64_t data_vocab(const dataset *d);
+/* Whether tokens are bytes of text. */
+bool data_is_text(const dataset *d);
+
+/* Copies `count` tokens from `first` on; the caller keeps within the run. */
+void data_copy(const data_tokens *tokens, int64_t first, int64_t count, int32_t *out);
+
+/* Where training stands. Windows of seq + 1 tokens, one after the other without overlap, are read in a random order, each
+ * once; then the next epoch begins, with the windows shifted by a random number of tokens and in another order. The order is
+ * a permutation computed from (seed, epoch), not stored, so these two numbers are the whole state. */
+typedef struct data_position {
+    int64_t epoch;
+    int64_t window; /* windows of this epoch that were read */
+} data_position;
+
+typedef struct data_reader {
+    data_tokens tokens;
+    int64_t seq;
+    uint64_t seed;
+    data_position position;
+} data_reader;
+
+/* False, with train_error() set, if a window of seq + 1 does not fit. `name` is what the message calls the tokens. */
+bool data_reader_init(data_reader *reader, const data_tokens *tokens, int64_t seq, uint64_t seed, const char *name);
+
+/* Continues from a recorded position. False, with train_error() set, if these tokens have no such position. */
+bool data_reader_seek(data_reader *reader, data_position position);
+
+/* The next `batch` windows: tokens and targets [batch, seq], targets one to the right. */
+void data_reader_next(data_reader *reader, int64_t batch, int32_t *tokens, int32_t *targets);
+
+/* For measuring: windows `first` to `first + batch - 1` of all the tokens in order, without overlap; tokens [batch, seq],
+ * targets [batch, seq] with -1 beyond the end. Returns how many windows exist. */
+int64_t data_windows(const data_tokens *tokens, int64_t seq);
+void data_window_batch(const data_tokens *tokens, int64_t seq, int64_t first, int64_t batch, int32_t *inputs, int32_t *targets);
+
+#endif

@@ -1,0 +1,27 @@
+/*
+ * Measuring a model on tokens: the mean loss over consecutive windows, each predicted from its own beginning.
+ */
+#ifndef TRAIN_EVALUATE_H
+#define TRAIN_EVALUATE_H
+
+#include "data.h"
+#include "model.h"
+
+typedef struct evaluation {
+    double loss;    /* mean over tokens, natural logarithm */
+    int64_t tokens; /* that were predicted */
+    double seconds;
+} evaluation;
+
+/* Sums in double over batches, in order, so that two ways to compute attention can be compared to the last digits. `s` was
+ * made for [batch, seq]; max_tokens 0: all. False, with train_error() set, if there is nothing to predict or a token is
+ * outside the vocabulary. */
+bool evaluate(model_step *s, const data_tokens *tokens, int64_t batch, int64_t seq, int64_t max_tokens, evaluation *result);
+
+/* loss / ln 2: bits per token, which for text are bits per byte, called character throughout. */
+double bits_per_char(double loss);
+
+/* Seconds on a clock that never goes back. */
+double evaluate_seconds(void);
+
+#endif

@@ -1,0 +1,229 @@
+/*
+ * The training loop. All that it draws is a function of (seed, step) and of the data position, so a checkpoint needs no
+ * generator's state, and a run that continues from one makes the same updates, bit for bit.
+ */
+#include "loop.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+#include "evaluate.h"
+#include "generate.h"
+#include "text.h"
+#include "tokenizer.h"
+
+typedef struct trainer {
+    model *m;
+    optimizer *o;
+    const runtime *r;
+    const train_options *options;
+    data_tokens val;
+    data_reader reader;
+    model_step *train_step, *val_step; /* val_step: NULL if nothing is evaluated */
+    int32_t *tokens, *targets;         /* [batch, seq] each */
+    size_t mem_bytes;
+    int64_t first_step; /* of this run */
+    double started, update_seconds;
+} trainer;
+
+static bool open_steps(trainer *t)
+{
+    const train_options *options = t->options;
+    const step_options shape = {.batch = options->batch,
+                                .seq = options->seq,
+                                .attention = options->attention,
+                                .backward = true,
+                                .recompute = options->recompute};
+    step_options forward = shape;
+    forward.backward = forward.recompute = false;
+    t->train_step = step_create(t->m, t->r, &shape);
+    if (!t->train_step)
+        return false;
+    step_memory memory = step_memory_use(t->train_step);
+    t->mem_bytes = memory.parameters + memory.gradients + memory.arena + optimizer_bytes(t->o);
+    if (options->eval_every > 0) {
+        t->val_step = step_create(t->m, t->r, &forward);
+        if (!t->val_step)
+            return false;
+        t->mem_bytes += step_memory_use(t->val_step).arena;
+    }
+    return true;
+}
+
+static bool open_trainer(trainer *t, const dataset *d, const data_position *position)
+{
+    const train_options *options = t->options;
+    data_tokens train = data_split(d, WORLD_TRAIN);
+    t->val = data_split(d, WORLD_VAL);
+    if (data_vocab(d) > t->m->config.vocab)
+        return train_fail("vocab: the model has %lld tokens, the data %lld", (long long)t->m->config.vocab,
+                          (long long)data_vocab(d));
+    if (options->eval_every > 0 && t->val.count < 2)
+        return train_fail("validation data: %lld tokens, at least 2 are needed (or --eval-every 0)", (long long)t->val.count);
+    if (!data_reader_init(&t->reader, &train, options->seq, options->seed, "training data") ||
+        !data_reader_seek(&t->reader, *position))
+        return false;
+    size_t count = (size_t)(options->batch * options->seq);
+    t->tokens = text_alloc(2 * count * sizeof *t->tokens);
+    t->targets = t->tokens + count;
+    return open_steps(t);
+}
+
+static void close_trainer(trainer *t)
+{
+    step_free(t->train_step);
+    step_free(t->val_step);
+    free(t->tokens);
+}
+
+static void next_batch(trainer *t)
+{
+    if (t->options->one_batch)
+        t->reader.position = (data_position){0, 0};
+    data_reader_next(&t->reader, t->options->batch, t->tokens, t->targets);
+}
+
+/* One update. False if loss or gradient is not finite: then nothing was changed. */
+static bool update(trainer *t, train_report *report)
+{
+    const int64_t parts = t->options->accumulate;
+    const double start = evaluate_seconds();
+    report->lr = schedule_lr(&t->options->schedule, t->o->step);
+    report->loss = 0;
+    model_zero_grad(t->m);
+    for (int64_t part = 0; part < parts; ++part) {
+        double loss = NAN;
+        next_batch(t);
+        if (!step_forward(t->train_step, t->tokens, t->targets, &loss))
+            return false;
+        report->loss += loss / (double)parts;
+        if (!isfinite(loss))
+            return train_fail("the loss is %g in step %lld", loss, (long long)t->o->step + 1);
+        if (!step_backward(t->train_step, 1.0f / (float)parts))
+            return false;
+    }
+    report->grad_norm = optimizer_grad_norm(t->o);
+    if (!optimizer_update(t->o, report->lr, report->grad_norm))
+        return train_fail("the gradient's norm is %g in step %lld", report->grad_norm, (long long)t->o->step + 1);
+    report->step = t->o->step;
+    report->ms = 1e3 * (evaluate_seconds() - start);
+    report->tokens_per_s = (double)(t->options->batch * t->options->seq * parts) * 1e3 / report->ms;
+    report->mem_bytes = t->mem_bytes;
+    return true;
+}
+
+/* True at every `interval` steps and, where wanted, after the last one. */
+static bool due(const trainer *t, int64_t interval, bool at_end)
+{
+    return interval > 0 && (t->o->step % interval == 0 || (at_end && t->o->step == t->options->schedule.steps));
+}
+
+static bool measure(trainer *t, train_report *report)
+{
+    const train_options *options = t->options;
+    evaluation result;
+    if (!evaluate(t->val_step, &t->val, options->batch, options->seq, options->eval_batches * options->batch * options->seq,
+                  &result))
+        return false;
+    report->has_val = true;
+    report->val_loss = result.loss;
+    return true;
+}
+
+static bool save(trainer *t)
+{
+    const train_options *options = t->options;
+    checkpoint_state state = {.step = t->o->step,
+                              .seed = options->seed,
+                              .position = t->reader.position,
+                              .model = t->m->config,
+                              .configuration = (char *)(uintptr_t)options->configuration};
+    if (!checkpoint_save(options->out, t->m, t->o, &state))
+        return false;
+    if (options->saved)
+        options->saved(options->user, t->o->step);
+    return true;
+}
+
+typedef struct collected {
+    int32_t *tokens;
+    int64_t count;
+} collected;
+
+static bool collect(void *user, int32_t token)
+{
+    collected *c = user;
+    c->tokens[c->count++] = token;
+    return true;
+}
+
+/* A few lines in the model's own words, from the beginning of a line on. */
+static bool sample(trainer *t)
+{
+    const train_options *options = t->options;
+    const int32_t newline = '\n';
+    int64_t longest = t->m->config.max_seq;
+    int64_t count = options->sample_tokens < longest ? options->sample_tokens : longest;
+    decoder *d = decoder_create(t->m, t->r, options->attention, longest);
+    if (!d)
+        return false;
+    sampler s;
+    collected c = {text_alloc((size_t)count * sizeof(int32_t)), 0};
+    sampler_init(&s,
+                 &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
+                 t->m->config.vocab);
+    generate_end end =
+        generate(d, longest, &s, &newline, 1, &(generate_options){.tokens = count, .token = collect, .user = &c});
+    if (end != GENERATE_FAILED && options->sample)
+        options->sample(options->user, t->o->step, c.tokens, c.count);
+    sampler_free(&s);
+    decoder_free(d);
+    free(c.tokens);
+    return end != GENERATE_FAILED;
+}
+
+static void estimate(trainer *t, train_report *report)
+{
+    double pace = (evaluate_seconds() - t->started) / (double)(t->o->step - t->first_step);
+    report->seconds_left = pace * (double)(t->options->schedule.steps - t->o->step);
+}
+
+static train_result run_steps(trainer *t)
+{
+    const train_options *options = t->options;
+    bool stopped = false, saved = true; /* the state at hand is on disk */
+    while (t->o->step < options->schedule.steps && !stopped) {
+        train_report report = {0};
+        if (!update(t, &report))
+            return TRAIN_DIVERGED;
+        saved = false;
+        if (due(t, options->eval_every, true) && !measure(t, &report))
+            return TRAIN_FAILED;
+        estimate(t, &report);
+        if (options->report)
+            options->report(options->user, &report);
+        if (due(t, options->sample_every, true) && !sample(t))
+            return TRAIN_FAILED;
+        if (options->out && due(t, options->save_every, false)) {
+            if (!save(t))
+                return TRAIN_FAILED;
+            saved = true;
+        }
+        stopped = options->stop && *options->stop;
+    }
+    if (options->out && !saved && !save(t))
+        return TRAIN_FAILED;
+    return stopped ? TRAIN_STOPPED : TRAIN_DONE;
+}
+
+train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,
+                       const train_options *options)
+{
+    trainer t = {.m = m, .o = o, .r = r, .options = options, .first_step = o->step, .started = evaluate_seconds()};
+    train_result result = open_trainer(&t, d, position) ? run_steps(&t) : TRAIN_REFUSED;
+    *position = t.reader.position;
+    close_trainer(&t);
+    return result;
+}

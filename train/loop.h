@@ -1,0 +1,57 @@
+/*
+ * The training loop: batches in, updates out, with evaluation, samples and checkpoints at their intervals.
+ */
+#ifndef TRAIN_LOOP_H
+#define TRAIN_LOOP_H
+
+#include <signal.h>
+
+#include "checkpoint.h"
+#include "data.h"
+#include "model.h"
+#include "optimizer.h"
+#include "schedule.h"
+
+/* What one step came to. */
+typedef struct train_report {
+    int64_t step; /* counted from 1: updates made, this one included */
+    double loss, lr, grad_norm;
+    double ms, tokens_per_s; /* of the update alone, without evaluation and saving */
+    double seconds_left;     /* until the last step, at the pace so far */
+    size_t mem_bytes;        /* parameters, gradients, optimizer and the planned memory of the steps */
+    bool has_val;
+    double val_loss;
+} train_report;
+
+typedef struct train_options {
+    int64_t batch, seq, accumulate; /* windows per micro-batch, their length, micro-batches per update */
+    lr_schedule schedule;
+    uint64_t seed;
+    attention_path attention;
+    bool recompute;
+    bool one_batch;                      /* the first batch again and again */
+    int64_t eval_every, eval_batches;    /* 0: never; batches 0: all of the validation tokens */
+    int64_t sample_every, sample_tokens; /* 0: never */
+    int64_t save_every;                  /* 0: only at the end */
+    const char *out;                     /* checkpoint folder; NULL: none */
+    const char *configuration;           /* JSON object for state.json */
+    volatile sig_atomic_t *stop;         /* not 0: finish the step, save, return. May be NULL */
+    void (*report)(void *user, const train_report *report);
+    void (*sample)(void *user, int64_t step, const int32_t *tokens, int64_t count);
+    void (*saved)(void *user, int64_t step);
+    void *user;
+} train_options;
+
+typedef enum train_result {
+    TRAIN_DONE,
+    TRAIN_STOPPED,  /* by options->stop; a checkpoint was saved if there is a folder for it */
+    TRAIN_DIVERGED, /* loss or gradient is not finite; the checkpoint is the last one from before */
+    TRAIN_REFUSED,  /* options or data make no sense together; train_error() says how */
+    TRAIN_FAILED    /* likewise: no memory, no room on the disk */
+} train_result;
+
+/* Trains from step o->step at `position` to schedule.steps. The model, its optimizer and *position hold the final state. */
+train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,
+                       const train_options *options);
+
+#endif

@@ -1,0 +1,40 @@
+/*
+ * AdamW as PyTorch has it, with the gradient's norm clipped first.
+ *
+ *     g *= min(1, clip / (|g| + 1e-6))            |g| over all parameters
+ *     p *= 1 - lr * weight_decay                  matrices only
+ *     m = beta1 m + (1 - beta1) g
+ *     v = beta2 v + (1 - beta2) g^2
+ *     p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)          t = 1, 2, ...
+ */
+#ifndef TRAIN_OPTIMIZER_H
+#define TRAIN_OPTIMIZER_H
+
+#include "model.h"
+
+typedef struct optimizer_options {
+    double beta1, beta2, eps, weight_decay;
+    double clip; /* the most that the norm may be; 0: no clipping */
+} optimizer_options;
+
+/* beta1 0.9, beta2 0.95, eps 1e-8, weight_decay 0.1, clip 1. */
+optimizer_options optimizer_defaults(void);
+
+typedef struct optimizer {
+    optimizer_options options;
+    int64_t step; /* updates made so far: t. A resumed run sets it */
+    float *m, *v; /* [model->size], laid out as model->data: parameter p's moments are at m + p->offset */
+    model *target;
+    struct optimizer_pieces *pieces; /* how the work is cut up; private */
+} optimizer;
+
+optimizer *optimizer_create(model *m, const optimizer_options *options);
+void optimizer_free(optimizer *o);
+/* The norm of all gradients, summed in double in a fixed order. */
+double optimizer_grad_norm(const optimizer *o);
+/* One update from the gradients in the model, which it leaves as they are. norm: what optimizer_grad_norm() gave (over the
+ * sum of all ranks' gradients). Returns false and changes nothing if the norm is not finite. */
+bool optimizer_update(optimizer *o, double lr, double norm);
+size_t optimizer_bytes(const optimizer *o);
+
+#endif

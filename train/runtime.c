@@ -1,0 +1,171 @@
+/* Threads and contexts: see runtime.h. */
+#include "runtime.h"
+#include "error.h"
+#include <omp.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+/* One OpenMP thread for each index, as far as there are any. */
+static void run_on_openmp(void *user, int32_t count, void (*body)(void *arg, int32_t index), void *arg)
+{
+    (void)user;
+#pragma omp parallel for schedule(static, 1)
+    for (int32_t i = 0; i < count; i++)
+        body(arg, i);
+}
+
+/* ----------------------------------------------------------------------------------------------- threads that do not spin */
+
+/* A thread that owns a second team of OpenMP threads, which all sleep until the end. */
+typedef struct sleepers {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int count;        /* threads of the team */
+    bool there, done; /* the team exists; it may go */
+} sleepers;
+
+static void *sleep_beside(void *arg)
+{
+    sleepers *s = arg;
+    int counted = 0;
+#pragma omp parallel num_threads(s->count) reduction(+ : counted)
+    counted++;
+    pthread_mutex_lock(&s->lock);
+    s->there = counted > 0;
+    pthread_cond_signal(&s->changed);
+    while (!s->done)
+        pthread_cond_wait(&s->changed, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* Without them work is slower at worst, so that failing to make them is no failure. */
+static sleepers *sleepers_start(int threads)
+{
+    if (threads < 2 || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
+        return NULL;
+    sleepers *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    int idle = omp_get_num_procs() - threads;
+    s->count = (idle > 0 ? idle : 0) + 2;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    if (pthread_create(&s->thread, NULL, sleep_beside, s)) {
+        free(s);
+        return NULL;
+    }
+    pthread_mutex_lock(&s->lock);
+    while (!s->there)
+        pthread_cond_wait(&s->changed, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    return s;
+}
+
+static void sleepers_stop(sleepers *s)
+{
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->done = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    free(s);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- processor */
+
+/* Flush to zero (results) and denormals are zero (operands), on this thread; threads made later inherit it. */
+static void flush_subnormals(void)
+{
+#if defined(__SSE__)
+    _mm_setcsr(_mm_getcsr() | 0x8040u);
+#elif defined(__aarch64__)
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    __asm__ volatile("msr fpcr, %0" ::"r"(fpcr | (1u << 24)));
+#endif
+}
+
+/* The layers' loops are compiled for AVX2 and FMA where the build says so. */
+static bool processor_fits(void)
+{
+#if defined(__x86_64__) && defined(__AVX2__)
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return train_fail("this build of the trainer needs a processor with AVX2 and FMA");
+#endif
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ the runtime */
+
+static fattn_context *make_context(int threads, const char *kernel)
+{
+    fattn_context_options options = {
+        .struct_size = sizeof options, .threads = threads, .parallel_for = run_on_openmp, .kernel = kernel};
+    fattn_context *context;
+    if (fattn_context_create(&options, &context) != FATTN_OK)
+        train_fail("attention library: %s", fattn_last_error());
+    return context;
+}
+
+/* Is there a kernel of this family for the simplest of problems? */
+static bool has_kernel(const char *family)
+{
+    fattn_desc desc = {.struct_size = sizeof desc,
+                       .dtype = FATTN_F32,
+                       .mask = FATTN_MASK_CAUSAL,
+                       .batch = 1,
+                       .heads_q = 1,
+                       .heads_kv = 1,
+                       .seq_q = 8,
+                       .seq_k = 8,
+                       .dim = 8,
+                       .dim_v = 8};
+    fattn_context *context = make_context(1, family);
+    size_t bytes;
+    bool can = context && fattn_workspace_size(context, &desc, FATTN_OP_FORWARD, &bytes) == FATTN_OK;
+    fattn_context_destroy(context);
+    return can;
+}
+
+bool runtime_open(runtime *r, int threads)
+{
+    memset(r, 0, sizeof *r);
+    if (threads < 0 || threads > 1024)
+        return train_fail("threads must be 0 .. 1024, not %d", threads);
+    if (!processor_fits())
+        return false;
+    flush_subnormals();
+    r->flash = make_context(threads, NULL);
+    fattn_context_info info = {.struct_size = sizeof info};
+    if (!r->flash || fattn_context_query(r->flash, &info) != FATTN_OK)
+        return false;
+    r->threads = info.threads;
+    omp_set_dynamic(0);
+    omp_set_num_threads(r->threads);
+#pragma omp parallel
+    flush_subnormals();
+    r->sleepers = sleepers_start(r->threads);
+    r->composed_name = has_kernel("composed") ? "composed" : "ref";
+    r->composed = make_context(r->threads, r->composed_name);
+    if (!r->composed)
+        runtime_close(r);
+    return r->composed != NULL;
+}
+
+void runtime_close(runtime *r)
+{
+    fattn_context_destroy(r->flash);
+    fattn_context_destroy(r->composed);
+    sleepers_stop(r->sleepers);
+    memset(r, 0, sizeof *r);
+}

@@ -1,0 +1,33 @@
+/*
+ * What the machine lends to the trainer: a number of threads and the attention library.
+ *
+ * There is one pool of threads, OpenMP's: the matrix products of oneDNN run on it, the layers do, and the fattn contexts
+ * made here are given a parallel_for that is an OpenMP loop. Two pools would take the cores from each other.
+ *
+ * GCC's OpenMP lets idle threads spin for milliseconds, and if another program wants the cores, a step then takes ten times
+ * as long (measured: 1,400 against 15,000 tokens/s). It spins a thousand times less where a process has more OpenMP threads
+ * than processors (its manual, GOMP_SPINCOUNT). So the runtime keeps a few more, asleep; OMP_WAIT_POLICY overrules that.
+ *
+ * Subnormal numbers are flushed to zero on these threads (exponentials of far-off keys and AdamW's second moments would
+ * else fall among them, at a hundred cycles each). The setting stays on the calling thread.
+ */
+#ifndef TRAIN_RUNTIME_H
+#define TRAIN_RUNTIME_H
+
+#include <fattn/fattn.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct runtime {
+    int threads;
+    fattn_context *flash;    /* kernels chosen by the library */
+    fattn_context *composed; /* the baseline: kernel `composed`, or `ref` if the library was built without it */
+    const char *composed_name;
+    struct sleepers *sleepers; /* the threads that exist only to be counted; NULL: none */
+} runtime;
+
+/* threads 0 means as many as the process may use. Returns false, with train_error() set, if it cannot be. */
+bool runtime_open(runtime *r, int threads);
+void runtime_close(runtime *r);
+
+#endif

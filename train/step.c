@@ -1,0 +1,168 @@
+/*
+ * One step of the model on the tape: see model.h for the mathematics and layers/layers.h for the layers.
+ */
+#include "error.h"
+#include "layers/layers.h"
+#include "model.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct model_step {
+    model *m;
+    step_options options;
+    int64_t rows; /* batch * seq */
+    tape *t;
+    int32_t *tokens, *targets; /* [rows] each: copies that the tape's nodes read */
+    tensor *logits;            /* [rows, vocab] */
+    loss_state loss;
+};
+
+/* x + attention(norm(x)) */
+static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, const attention *a)
+{
+    const model_config *c = &s->m->config;
+    int64_t q_cols = c->heads * c->head_dim, kv_cols = c->heads_kv * c->head_dim;
+    rotation rotate_q = {s->m->rope_cos, s->m->rope_sin, c->heads, c->head_dim, s->options.seq};
+    rotation rotate_k = {s->m->rope_cos, s->m->rope_sin, c->heads_kv, c->head_dim, s->options.seq};
+    tensor *n = layer_rmsnorm(s->t, x, l->input_norm, c->rms_eps);
+    tensor *qkv = layer_linear(s->t, n, &l->qkv); /* [rows, q_cols + 2 kv_cols] */
+    tensor *q = tape_columns(s->t, qkv, 0, q_cols);
+    tensor *k = tape_columns(s->t, qkv, q_cols, kv_cols);
+    tensor *v = tape_columns(s->t, qkv, q_cols + kv_cols, kv_cols);
+    q = layer_qknorm_rope(s->t, q, l->q_norm, &rotate_q, c->rms_eps);
+    k = layer_qknorm_rope(s->t, k, l->k_norm, &rotate_k, c->rms_eps);
+    tensor *o = layer_attention(s->t, q, k, v, a); /* [rows, q_cols] */
+    return layer_linear_residual(s->t, o, &l->o, x);
+}
+
+/* x + mlp(norm(x)) */
+static tensor *record_mlp(model_step *s, const model_layer *l, tensor *x)
+{
+    tensor *n = layer_rmsnorm(s->t, x, l->post_norm, s->m->config.rms_eps);
+    tensor *gate_up = layer_linear(s->t, n, &l->gate_up); /* [rows, 2 ffn] */
+    return layer_linear_residual(s->t, layer_swiglu(s->t, gate_up), &l->down, x);
+}
+
+static void record(model_step *s, const runtime *r)
+{
+    const model_config *c = &s->m->config;
+    attention a = attention_problem(r, s->options.attention, s->options.batch, c->heads, c->heads_kv, s->options.seq,
+                                    s->options.seq, c->head_dim);
+    tensor *x = layer_embedding(s->t, s->tokens, s->rows, &s->m->embed); /* [rows, hidden] */
+    for (int64_t i = 0; i < c->layers; i++) {
+        tape_begin_segment(s->t);
+        x = record_attention(s, &s->m->layer[i], x, &a);
+        x = record_mlp(s, &s->m->layer[i], x);
+        tape_end_segment(s->t);
+    }
+    x = layer_rmsnorm(s->t, x, s->m->norm, c->rms_eps);
+    s->logits = layer_linear(s->t, x, &s->m->head);
+    tape_keep(s->t, s->logits);
+    layer_cross_entropy(s->t, s->logits, &s->loss);
+}
+
+static bool check_options(const model *m, const step_options *o)
+{
+    if (o->batch < 1 || o->batch > 1 << 24)
+        return train_fail("batch is %" PRId64 ", but must be 1 or more", o->batch);
+    if (o->seq < 1 || o->seq > m->config.max_seq)
+        return train_fail("seq is %" PRId64 ", but the model takes 1 .. %" PRId64, o->seq, m->config.max_seq);
+    if (o->attention.kind >= ATTENTION_BLOCK && o->attention.size < 1)
+        return train_fail("the size of attention's blocks or window is %" PRId64 ", but must be 1 or more", o->attention.size);
+    if (o->backward && o->attention.kind == ATTENTION_BLOCK)
+        return train_fail("attention by blocks has no backward: train with composed or flash");
+    return true;
+}
+
+model_step *step_create(model *m, const runtime *r, const step_options *options)
+{
+    if (!check_options(m, options))
+        return NULL;
+    model_step *s = calloc(1, sizeof *s);
+    if (!s) {
+        train_fail("no memory for a step");
+        return NULL;
+    }
+    s->m = m;
+    s->options = *options;
+    s->rows = options->batch * options->seq;
+    s->tokens = calloc((size_t)s->rows, sizeof *s->tokens);
+    s->targets = calloc((size_t)s->rows, sizeof *s->targets);
+    s->t = tape_create();
+    bool ready = s->tokens && s->targets && s->t;
+    if (!ready)
+        train_fail("no memory for a step of %" PRId64 " tokens", s->rows);
+    else {
+        record(s, r);
+        ready = tape_plan(s->t, &(tape_options){.backward = options->backward, .recompute = options->recompute});
+    }
+    if (ready)
+        return s;
+    step_free(s);
+    return NULL;
+}
+
+void step_free(model_step *s)
+{
+    if (!s)
+        return;
+    tape_free(s->t);
+    free(s->tokens);
+    free(s->targets);
+    free(s);
+}
+
+static bool in_range(const char *what, const int32_t *values, int64_t count, int32_t least, int64_t end)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (values[i] < least || values[i] >= end)
+            return train_fail("%s %" PRId64 " is %d, but must be %d .. %" PRId64, what, i, values[i], least, end - 1);
+    return true;
+}
+
+bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
+{
+    if (!in_range("token", tokens, s->rows, 0, s->m->config.vocab))
+        return false;
+    if (targets && !in_range("target", targets, s->rows, -1, s->m->config.vocab))
+        return false;
+    memcpy(s->tokens, tokens, (size_t)s->rows * sizeof *tokens);
+    if (targets)
+        memcpy(s->targets, targets, (size_t)s->rows * sizeof *targets);
+    s->loss.targets = targets ? s->targets : NULL;
+    bool ok = tape_forward(s->t);
+    if (loss)
+        *loss = s->loss.loss;
+    return ok;
+}
+
+bool step_backward(model_step *s, float scale)
+{
+    if (!s->options.backward)
+        return train_fail("this step was made for forward only");
+    s->loss.scale = scale;
+    return tape_backward(s->t);
+}
+
+const float *step_logits(const model_step *s)
+{
+    return s->logits->data;
+}
+
+int64_t step_targets(const model_step *s)
+{
+    return s->loss.counted;
+}
+
+step_memory step_memory_use(const model_step *s)
+{
+    const memory_plan *a = tape_memory(s->t);
+    size_t bytes = (size_t)s->m->size * sizeof(float);
+    return (step_memory){.parameters = bytes,
+                         .gradients = s->options.backward ? bytes : 0,
+                         .activations = a->peak_use[MEMORY_ACTIVATION],
+                         .activation_gradients = a->peak_use[MEMORY_GRADIENT],
+                         .workspace = a->peak_use[MEMORY_WORKSPACE],
+                         .arena = a->bytes};
+}

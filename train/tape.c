@@ -1,0 +1,437 @@
+/*
+ * The tape: see tape.h.
+ *
+ * The plan is a list of calls, forward of all nodes and then backward in reverse; the index of a call is the time in the
+ * arena's plan. With recomputing, the forward calls of a segment stand once more before its backward calls:
+ *
+ *     without   F0 F1 F2 F3 | B3 B2 B1 B0
+ *     with      F0 F1 F2 F3 | F2 F3 B3 B2  F0 F1 B1 B0         segments {0, 1} and {2, 3}
+ *
+ * A tensor that is written and read within one segment then lives twice: for the first forward calls, and again from its
+ * second writing to its last reading.
+ */
+#include "tape.h"
+#include "error.h"
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct call {
+    node *n;
+    bool backward;
+    int life; /* which life of the segment's inner tensors it belongs to */
+    int workspace_buffer;
+    void *workspace;
+} call;
+
+struct tape {
+    node **nodes;
+    int node_count, node_capacity;
+    tensor **tensors;
+    int tensor_count, tensor_capacity;
+    call *calls;
+    int call_count, first_backward;
+    memory_plan memory;
+    int segments;   /* begun so far */
+    int segment;    /* being recorded; -1: none */
+    bool recompute; /* as planned */
+    bool failed;
+    node scrap_node;
+    tensor scrap_tensor;
+    unsigned char scrap_state[NODE_STATE];
+};
+
+tape *tape_create(void)
+{
+    tape *t = calloc(1, sizeof *t);
+    if (t)
+        t->segment = -1;
+    else
+        train_fail("no memory for the tape");
+    return t;
+}
+
+void tape_free(tape *t)
+{
+    if (!t)
+        return;
+    for (int i = 0; i < t->node_count; i++) {
+        free(t->nodes[i]->state);
+        free(t->nodes[i]);
+    }
+    for (int i = 0; i < t->tensor_count; i++)
+        free(t->tensors[i]);
+    free(t->nodes);
+    free(t->tensors);
+    free(t->calls);
+    memory_free(&t->memory);
+    free(t);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- record */
+
+void tape_fail(tape *t)
+{
+    t->failed = true;
+}
+
+static void out_of_memory(tape *t)
+{
+    train_fail("no memory for the tape");
+    tape_fail(t);
+}
+
+/* Room for one more pointer in a list. */
+static bool grow(void ***list, int count, int *capacity)
+{
+    if (count < *capacity)
+        return true;
+    int larger = *capacity ? 2 * *capacity : 64;
+    void **grown = realloc(*list, (size_t)larger * sizeof *grown);
+    if (!grown)
+        return false;
+    *list = grown;
+    *capacity = larger;
+    return true;
+}
+
+static tensor *new_tensor(tape *t)
+{
+    tensor *x = calloc(1, sizeof *x);
+    if (!x || !grow((void ***)&t->tensors, t->tensor_count, &t->tensor_capacity)) {
+        free(x);
+        out_of_memory(t);
+        return &t->scrap_tensor;
+    }
+    return t->tensors[t->tensor_count++] = x;
+}
+
+tensor *tape_tensor(tape *t, int64_t rows, int64_t cols)
+{
+    tensor *x = new_tensor(t);
+    x->rows = rows;
+    x->cols = x->stride = cols;
+    x->whole = x;
+    return x;
+}
+
+tensor *tape_columns(tape *t, tensor *whole, int64_t first, int64_t cols)
+{
+    assert(t->failed || (first >= 0 && cols > 0 && first + cols <= whole->cols && whole->whole == whole));
+    tensor *x = new_tensor(t);
+    x->rows = whole->rows;
+    x->cols = cols;
+    x->stride = whole->stride;
+    x->whole = whole;
+    x->first = first;
+    return x;
+}
+
+node *tape_node(tape *t, const char *name, size_t state_bytes)
+{
+    assert(state_bytes <= NODE_STATE);
+    node *n = calloc(1, sizeof *n);
+    void *state = calloc(1, state_bytes ? state_bytes : 1);
+    if (!n || !state || !grow((void ***)&t->nodes, t->node_count, &t->node_capacity)) {
+        free(n);
+        free(state);
+        out_of_memory(t);
+        t->scrap_node.state = t->scrap_state;
+        return &t->scrap_node;
+    }
+    n->name = name;
+    n->state = state;
+    n->passes_gradient = -1;
+    n->segment = t->segment;
+    return t->nodes[t->node_count++] = n;
+}
+
+void tape_keep(tape *t, tensor *x)
+{
+    (void)t;
+    x->whole->kept = true;
+}
+
+void tape_begin_segment(tape *t)
+{
+    assert(t->segment == -1);
+    t->segment = t->segments++;
+}
+
+void tape_end_segment(tape *t)
+{
+    t->segment = -1;
+}
+
+/* --------------------------------------------------------------------------------------------------- plan: what to run */
+
+/* Who writes and who reads each tensor. */
+static void find_uses(tape *t)
+{
+    for (int i = 0; i < t->node_count; i++)
+        if (t->nodes[i]->out)
+            t->nodes[i]->out->whole->writer = t->nodes[i];
+    for (int i = 0; i < t->node_count; i++)
+        for (int j = 0; j < NODE_INPUTS; j++) {
+            tensor *x = t->nodes[i]->in[j];
+            if (!x)
+                continue;
+            x->whole->read = true;
+            if (!x->whole->writer || x->whole->writer->segment != t->nodes[i]->segment)
+                x->whole->leaves_segment = true;
+        }
+}
+
+/* Is this tensor dropped after forward and made again? */
+static bool remade(const tape *t, const tensor *x)
+{
+    const tensor *w = x->whole;
+    return t->recompute && w->writer && w->writer->segment >= 0 && w->read && !w->leaves_segment && !w->kept;
+}
+
+static bool saved_again(const tape *t, const node *n)
+{
+    return t->recompute && n->segment >= 0;
+}
+
+/* Does the second run need x: does a backward call of its segment read it, or a forward call that runs again? */
+static bool needed_again(const tape *t, const tensor *x)
+{
+    for (int i = 0; i < t->node_count; i++) {
+        const node *n = t->nodes[i];
+        if (n->out && n->out->whole == x->whole && n->reads_out)
+            return true;
+        for (int j = 0; j < NODE_INPUTS; j++)
+            if (n->in[j] && n->in[j]->whole == x->whole && (n->reads_in[j] || n->again))
+                return true;
+    }
+    return false;
+}
+
+/* From the last node to the first, since a node is needed by later ones. */
+static void find_again(tape *t)
+{
+    for (int i = t->node_count - 1; i >= 0; i--) {
+        node *n = t->nodes[i];
+        n->again = saved_again(t, n) && (n->saved_bytes || (n->out && remade(t, n->out) && needed_again(t, n->out)));
+    }
+}
+
+static void add_call(tape *t, node *n, bool backward, int life)
+{
+    t->calls[t->call_count++] = (call){.n = n, .backward = backward, .life = life, .workspace_buffer = -1};
+}
+
+static bool list_calls(tape *t, bool backward)
+{
+    t->calls = calloc(3 * (size_t)t->node_count + 1, sizeof *t->calls);
+    if (!t->calls)
+        return train_fail("no memory for the tape");
+    for (int i = 0; i < t->node_count; i++)
+        add_call(t, t->nodes[i], false, 0);
+    t->first_backward = t->call_count;
+    int redone = -1;
+    for (int i = t->node_count - 1; i >= 0 && backward; i--) {
+        int segment = t->nodes[i]->segment;
+        if (t->recompute && segment >= 0 && segment != redone) {
+            for (int j = 0; j <= i; j++)
+                if (t->nodes[j]->segment == segment && t->nodes[j]->again)
+                    add_call(t, t->nodes[j], false, 1);
+            redone = segment;
+        }
+        add_call(t, t->nodes[i], true, 1);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------- plan: what memory */
+
+static size_t tensor_bytes(const tensor *x)
+{
+    return (size_t)(x->rows * x->cols) * sizeof(float);
+}
+
+/* Values and what is saved need a buffer each. Gradients get theirs in the order of the backward calls: the first to write
+ * a gradient writes it, the others add; a residual's gradient takes over the buffer of the sum's. */
+static void add_value_buffers(tape *t)
+{
+    for (int i = 0; i < t->tensor_count; i++) {
+        tensor *x = t->tensors[i];
+        x->value_buffer = x->grad_buffer = -1;
+        if (x->whole == x)
+            x->value_buffer = memory_add(&t->memory, tensor_bytes(x), MEMORY_ACTIVATION);
+    }
+    for (int i = 0; i < t->node_count; i++) {
+        node *n = t->nodes[i];
+        n->saved_buffer = n->saved_bytes ? memory_add(&t->memory, n->saved_bytes, MEMORY_ACTIVATION) : -1;
+    }
+}
+
+static void give_gradient(tape *t, tensor *x)
+{
+    if (x->whole->grad_buffer < 0)
+        x->whole->grad_buffer = memory_add(&t->memory, tensor_bytes(x->whole), MEMORY_GRADIENT);
+}
+
+static void add_gradient_buffers(tape *t)
+{
+    for (int i = t->first_backward; i < t->call_count; i++) {
+        node *n = t->calls[i].n;
+        if (!t->calls[i].backward)
+            continue;
+        if (n->out)
+            give_gradient(t, n->out);
+        for (int j = 0; j < NODE_INPUTS; j++) {
+            tensor *x = n->in[j];
+            if (!x)
+                continue;
+            if (n->passes_gradient == j && x->whole == x && x->grad_buffer < 0)
+                x->grad_buffer = n->out->whole->grad_buffer;
+            give_gradient(t, x);
+            n->accumulate[j] = x->grad_begun;
+            x->grad_begun = true;
+        }
+    }
+}
+
+static void add_workspaces(tape *t)
+{
+    for (int i = 0; i < t->call_count; i++) {
+        call *c = &t->calls[i];
+        size_t bytes = c->backward ? c->n->backward_workspace : c->n->forward_workspace;
+        if (bytes)
+            c->workspace_buffer = memory_add(&t->memory, bytes, MEMORY_WORKSPACE);
+    }
+}
+
+static void touch_value(tape *t, const tensor *x, int life, int time)
+{
+    memory_touch(&t->memory, x->whole->value_buffer, remade(t, x) ? life : 0, time);
+}
+
+static void touch_forward(tape *t, const call *c, int time)
+{
+    const node *n = c->n;
+    for (int j = 0; j < NODE_INPUTS; j++)
+        if (n->in[j])
+            touch_value(t, n->in[j], c->life, time);
+    if (n->out)
+        touch_value(t, n->out, c->life, time);
+    if (n->saved_bytes)
+        memory_touch(&t->memory, n->saved_buffer, saved_again(t, n) ? c->life : 0, time);
+}
+
+static void touch_backward(tape *t, const call *c, int time)
+{
+    const node *n = c->n;
+    for (int j = 0; j < NODE_INPUTS; j++) {
+        if (n->in[j] && n->reads_in[j])
+            touch_value(t, n->in[j], c->life, time);
+        if (n->in[j])
+            memory_touch(&t->memory, n->in[j]->whole->grad_buffer, 0, time);
+    }
+    if (n->out && n->reads_out)
+        touch_value(t, n->out, c->life, time);
+    if (n->out)
+        memory_touch(&t->memory, n->out->whole->grad_buffer, 0, time);
+    if (n->saved_bytes)
+        memory_touch(&t->memory, n->saved_buffer, saved_again(t, n) ? c->life : 0, time);
+}
+
+/* What somebody outside writes before the first call or reads after the last. */
+static void touch_outside(tape *t)
+{
+    for (int i = 0; i < t->tensor_count; i++) {
+        tensor *x = t->tensors[i];
+        bool outside = x->whole == x && (x->kept || !x->writer || !x->read);
+        if (!outside)
+            continue;
+        for (int end = 0; end < 2; end++) {
+            int time = end ? t->call_count - 1 : 0;
+            memory_touch(&t->memory, x->value_buffer, 0, time);
+            if (x->grad_buffer >= 0 && (!x->writer || !x->read))
+                memory_touch(&t->memory, x->grad_buffer, 0, time);
+        }
+    }
+}
+
+static void find_lifetimes(tape *t)
+{
+    for (int time = 0; time < t->call_count; time++) {
+        const call *c = &t->calls[time];
+        if (c->backward)
+            touch_backward(t, c, time);
+        else
+            touch_forward(t, c, time);
+        if (c->workspace_buffer >= 0)
+            memory_touch(&t->memory, c->workspace_buffer, 0, time);
+    }
+    touch_outside(t);
+}
+
+static void set_addresses(tape *t)
+{
+    for (int i = 0; i < t->tensor_count; i++) {
+        tensor *x = t->tensors[i];
+        float *value = memory_address(&t->memory, x->whole->value_buffer);
+        float *grad = memory_address(&t->memory, x->whole->grad_buffer);
+        x->data = value ? value + x->first : NULL;
+        x->grad = grad ? grad + x->first : NULL;
+    }
+    for (int i = 0; i < t->node_count; i++)
+        t->nodes[i]->saved = memory_address(&t->memory, t->nodes[i]->saved_buffer);
+    for (int i = 0; i < t->call_count; i++)
+        t->calls[i].workspace = memory_address(&t->memory, t->calls[i].workspace_buffer);
+}
+
+bool tape_plan(tape *t, const tape_options *options)
+{
+    if (t->failed)
+        return false;
+    assert(!t->calls && t->segment == -1);
+    t->recompute = options->backward && options->recompute;
+    find_uses(t);
+    find_again(t);
+    if (!list_calls(t, options->backward))
+        return false;
+    add_value_buffers(t);
+    add_gradient_buffers(t);
+    add_workspaces(t);
+    if (memory_failed(&t->memory))
+        return train_fail("no memory for the plan of a step");
+    find_lifetimes(t);
+    if (!memory_place(&t->memory))
+        return train_fail("no memory for the plan of a step");
+    if (!memory_allocate(&t->memory))
+        return train_fail("no memory for a step: it needs %zu bytes", t->memory.bytes);
+    set_addresses(t);
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- replay */
+
+static bool replay(tape *t, int first, int end)
+{
+    for (int i = first; i < end; i++) {
+        const call *c = &t->calls[i];
+        c->n->workspace = c->workspace;
+        if (!(c->backward ? c->n->backward(c->n) : c->n->forward(c->n)))
+            return false;
+    }
+    return true;
+}
+
+bool tape_forward(tape *t)
+{
+    return replay(t, 0, t->first_backward);
+}
+
+bool tape_backward(tape *t)
+{
+    return replay(t, t->first_backward, t->call_count);
+}
+
+const memory_plan *tape_memory(const tape *t)
+{
+    return &t->memory;
+}
