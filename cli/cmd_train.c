@@ -103,6 +103,19 @@ static void write_header(const train_command *c, FILE *file)
     fflush(file);
 }
 
+static void on_started(void *user)
+{
+    const train_command *c = user;
+    if (c->log)
+        write_header(c, c->log);
+    if (c->quiet)
+        write_header(c, stdout);
+    cli_note("%lld parameters, %d threads, attention %s, %lld steps of %lld tokens", (long long)c->m->weights, c->r.threads,
+             c->s.attention, (long long)c->s.steps, (long long)(c->s.batch * c->s.seq * c->s.accumulate));
+    if (c->o->step >= c->s.steps)
+        cli_note("the checkpoint has %lld steps already, --steps is %lld", (long long)c->o->step, (long long)c->s.steps);
+}
+
 /* ------------------------------------------------------------------------------------------------------------- opening */
 
 static int wrong(void)
@@ -190,10 +203,21 @@ static train_options loop_options(const train_command *c)
                              .out = s->out,
                              .configuration = c->configuration.bytes,
                              .stop = &interrupted,
+                             .started = on_started,
                              .report = on_report,
                              .sample = on_sample};
     attention_path_parse(s->attention, &options.attention);
     return options;
+}
+
+/* Whether a checkpoint is there, whoever wrote it. */
+static bool have_checkpoint(const char *folder)
+{
+    checkpoint_state state;
+    bool have = folder && checkpoint_read_state(folder, &state);
+    if (have)
+        checkpoint_state_free(&state);
+    return have;
 }
 
 static int finish(const train_command *c, train_result result)
@@ -203,12 +227,17 @@ static int finish(const train_command *c, train_result result)
     if (result == TRAIN_REFUSED)
         return wrong();
     if (result == TRAIN_FAILED || result == TRAIN_DIVERGED) {
-        cli_error("%s%s%s", train_error(), result == TRAIN_DIVERGED && s->out ? "; what was saved before stays in " : "",
-                  result == TRAIN_DIVERGED && s->out ? s->out : "");
+        cli_error("%s", train_error());
+        if (have_checkpoint(s->out))
+            cli_note("the last checkpoint stays in %s", s->out);
         return CLI_FAILED;
     }
     cli_note("%s step %lld%s%s", result == TRAIN_STOPPED ? "stopped after" : "done:", (long long)c->o->step,
              s->out ? ", saved in " : ", not saved (no --out)", s->out ? s->out : "");
+    if (c->log && ferror(c->log)) {
+        cli_error("--log %s: not everything could be written", s->log);
+        return CLI_FAILED;
+    }
     return CLI_OK;
 }
 
@@ -216,15 +245,7 @@ static int run_loop(train_command *c)
 {
     train_options options = loop_options(c);
     options.user = c;
-    if (c->log)
-        write_header(c, c->log);
-    if (c->quiet)
-        write_header(c, stdout);
     catch_signals();
-    cli_note("%lld parameters, %d threads, attention %s, %lld steps of %lld tokens", (long long)c->m->weights, c->r.threads,
-             c->s.attention, (long long)c->s.steps, (long long)(c->s.batch * c->s.seq * c->s.accumulate));
-    if (c->o->step >= c->s.steps)
-        cli_note("the checkpoint has %lld steps already, --steps is %lld", (long long)c->o->step, (long long)c->s.steps);
     return finish(c, train_run(c->m, c->o, &c->r, c->d, &c->position, &options));
 }
 

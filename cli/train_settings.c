@@ -177,10 +177,9 @@ static bool check_resumed(const train_settings *s)
     return true;
 }
 
-/* Options that need each other. */
+/* Resolves what can be said in two ways. */
 static bool settle(train_settings *s, int argc, char **argv)
 {
-    attention_path path;
     if (s->untied && options_given("tied", argc, argv)) {
         cli_error("--tied and --untied contradict each other");
         return false;
@@ -196,13 +195,20 @@ static bool settle(train_settings *s, int argc, char **argv)
         s->attention = "flash";
     else if (options_given("no-flash", argc, argv) && strcmp(s->attention, "flash") == 0)
         s->attention = "composed";
+    s->flash = false;
+    if (s->max_seq == 0)
+        s->max_seq = s->seq;
+    return true;
+}
+
+/* Values that each option allows, but not together, or not yet. */
+static bool check_settled(const train_settings *s)
+{
+    attention_path path;
     if (!attention_path_parse(s->attention, &path) || path.kind == ATTENTION_BLOCK) {
         cli_error("--attention: '%s' is none of: composed, flash, window:W", s->attention);
         return false;
     }
-    s->flash = false;
-    if (s->max_seq == 0)
-        s->max_seq = s->seq;
     if (s->max_seq < s->seq) {
         cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
         return false;
@@ -233,7 +239,7 @@ static bool layers(train_settings *s, const train_settings *said, int argc, char
     if (!options_parse(&set, argc, argv, status))
         return false;
     *status = CLI_WRONG;
-    return settle(s, argc, argv) && (!s->resume || check_resumed(s));
+    return settle(s, argc, argv) && (!s->resume || check_resumed(s)) && check_settled(s);
 }
 
 bool train_settings_read(train_settings *s, int argc, char **argv, int *status)

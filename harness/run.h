@@ -12,8 +12,9 @@
  *
  *     with the row's unit (naive.h), the worst error of the naive computations in this result (in units of its row), factor
  *     2 forward and 3 backward, floor 2 forward and 3 backward (the naive computation of a small problem may be exact by
- *     luck), and tiny for subnormal numbers, which kernels flush to zero;
- *   - a second run, runs with other numbers of threads, and a run without lse give the same bits.
+ *     luck), a quarter of seq_k more where all keys are equal, and tiny for subnormal numbers, which kernels flush to zero;
+ *   - a second run, runs with other numbers of threads, a run without lse, and for a causal mask a run
+ *     with window (-1, 0), give the same bits.
  */
 #ifndef HARNESS_RUN_H
 #define HARNESS_RUN_H

@@ -37,7 +37,7 @@ def cases(status, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build")
-    parser.add_argument("--label", help="only tests with this label")
+    parser.add_argument("--label", help="only tests with this label; several: 'quick|train'")
     parser.add_argument("--exclude-label", help="no tests with this label")
     parser.add_argument("--match", help="only tests whose name matches this regular expression")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

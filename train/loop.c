@@ -140,11 +140,7 @@ static bool save(trainer *t)
                               .position = t->reader.position,
                               .model = t->m->config,
                               .configuration = (char *)(uintptr_t)options->configuration};
-    if (!checkpoint_save(options->out, t->m, t->o, &state))
-        return false;
-    if (options->saved)
-        options->saved(options->user, t->o->step);
-    return true;
+    return checkpoint_save(options->out, t->m, t->o, &state);
 }
 
 typedef struct collected {
@@ -194,6 +190,8 @@ static train_result run_steps(trainer *t)
 {
     const train_options *options = t->options;
     bool stopped = false, saved = true; /* the state at hand is on disk */
+    if (options->started)
+        options->started(options->user);
     while (t->o->step < options->schedule.steps && !stopped) {
         train_report report = {0};
         if (!update(t, &report))

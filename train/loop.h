@@ -36,9 +36,9 @@ typedef struct train_options {
     const char *out;                     /* checkpoint folder; NULL: none */
     const char *configuration;           /* JSON object for state.json */
     volatile sig_atomic_t *stop;         /* not 0: finish the step, save, return. May be NULL */
+    void (*started)(void *user);         /* nothing was refused; before the first step */
     void (*report)(void *user, const train_report *report);
     void (*sample)(void *user, int64_t step, const int32_t *tokens, int64_t count);
-    void (*saved)(void *user, int64_t step);
     void *user;
 } train_options;
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/flush.h"
 
 _Static_assert(sizeof(fattn_desc) == FATTN_DESC_FIRST_SIZE, "fields are only appended");
 _Static_assert(sizeof(fattn_forward_args) == FATTN_FORWARD_ARGS_FIRST_SIZE || sizeof(void *) != 8, "fields are only appended");
@@ -175,6 +176,17 @@ static fattn_status check_supported(const fattn_desc *d)
     return FATTN_OK;
 }
 
+/* Rounded to nearest, like all that kernels compute, whatever the caller's mode is. The compiler knows nothing of modes;
+ * volatile keeps the arithmetic between the switches. */
+static double default_scale(int64_t dim)
+{
+    volatile double x = (double)dim;
+    const fattn_fp_mode mode = fattn_fp_enter();
+    x = 1 / sqrt(x);
+    fattn_fp_leave(mode);
+    return x;
+}
+
 fattn_status fattn_desc_read(const fattn_desc *desc, fattn_problem *problem)
 {
     fattn_desc *d = &problem->desc;
@@ -187,7 +199,7 @@ fattn_status fattn_desc_read(const fattn_desc *desc, fattn_problem *problem)
     d->struct_size = sizeof *d;
     d->out_dtype = d->dtype;
     if (d->scale == 0)
-        d->scale = 1 / sqrt((double)d->dim);
+        d->scale = default_scale(d->dim);
     problem->group = d->heads_q / d->heads_kv;
     return FATTN_OK;
 }

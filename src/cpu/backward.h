@@ -5,7 +5,7 @@
  *                               would round each partial sum to the size of lse, which costs small P of rows with a large
  *                               lse five times the error
  *   dS^T = P^T (V dO^T - D)     accumulators start at -D, D_i = sum_d dO_id O_id
- *   dV  += P^T dO,  dK += dS^T Q,  dQ += dS K      (dq and dk are multiplied by scale when they are written)
+ *   dV  += P^T dO,  dK += dS^T Q,  dQ += dS K      (scale is folded into the packed K and Q)
  *
  * Three passes over the threads:
  *
@@ -13,20 +13,17 @@
  *             gradients), and -lse, -D
  *   blocks    a unit is one key/value head and one range of its keys: it owns its dk and dv, summing over the query heads of
  *             the group, and adds to a dq partial of its own. Per block of GRAD_KEYS keys it walks over blocks of queries
- *   reduce    dq = scale * the partials of all ranges, in order
+ *   reduce    dq = the sum of the partials of all ranges, in order; left out where there is one range and rows are whole
+ * vectors
  *
  * No atomics, and the number of ranges depends on the shape alone: the bits do not depend on threads.
  */
 #ifndef FATTN_CPU_BACKWARD_H
 #define FATTN_CPU_BACKWARD_H
 
-#include "tile.h"
+#include "gradient.h"
 
 enum {
-    BACKWARD_WIDTH = TILE_VECS * LANES,
-    BACKWARD_PANELS = 4,                                         /* panels per block of queries */
-    BACKWARD_ROWS = BACKWARD_PANELS * BACKWARD_WIDTH,            /* a multiple of GRAD_ROWS */
-    P_ROW = BACKWARD_ROWS + FATTN_ALIGNMENT / (int)sizeof(real), /* row of P^T and dS^T: off the power of two */
     UNITS_WANTED = 32, /* (head, range) units that a call should have, so that many threads find work */
     RANGES_MOST = 8,
     RANGE_KEYS_LEAST = 256 /* shorter ranges would spend more on the partials of dq than they share out */
@@ -38,8 +35,7 @@ typedef struct backward {
     const fattn_launch *at;
     panels panels;       /* of seq_q rows */
     strips cols, cols_v; /* of dim and dim_v */
-    int64_t rows;        /* padded: every panel whole, and slack for the last gradient tile; whole vectors */
-    int64_t keys;        /* GRAD_KEYS */
+    int64_t rows;        /* padded: whole vectors */
     int64_t ranges;      /* of keys per head, each a unit */
     span *spans;         /* [panels] the keys that each panel keeps */
     int64_t *bounds;     /* [ranges + 1] in blocks of keys */
@@ -47,6 +43,7 @@ typedef struct backward {
     real *qs, *dos;      /* [batch heads_q][rows][dim, dim_v padded] strips */
     real *nlse, *nd;     /* [batch heads_q][rows] -lse log2(e), -D */
     uint8_t *oddities;   /* [batch heads_q][panels] */
+    bool reduce;         /* dq goes through partials; else blocks add to it in place */
     real *partial;       /* [ranges][batch heads_q][rows][dim padded] */
     unsigned char *scratch;
     size_t scratch_size; /* per lane */
@@ -94,7 +91,8 @@ static void prepare_panel(const backward *w, int64_t b, int64_t h, int64_t index
         nlse[i] = lse[i] == -INFINITY ? REAL_LOWEST : (real)(-(double)lse[i] * LOG2E);
         if (lse[i] == -INFINITY && fattn_mask_row(desc, first + i).hi > 0)
             *odd |= ODD_ROW;
-        if (!all_finite(q[i], desc->dim) || !all_finite(dout[i], desc->dim_v))
+        /* A NaN or an infinity in q leaves no lse finite, and one in dout no D. */
+        if (nd[i] * 0 != 0 || (lse[i] * 0 != 0 && !all_finite(q[i], desc->dim)))
             *odd |= ODD_NUMBER;
     }
     for (int64_t i = rows; i < width; i++) { /* padding: P = 0 */
@@ -103,8 +101,8 @@ static void prepare_panel(const backward *w, int64_t b, int64_t h, int64_t index
     }
     pack_transposed(w->qt + (base + first) * desc->dim, width, q, rows, desc->dim, (real)(desc->scale * LOG2E));
     pack_transposed(w->dot + (base + first) * desc->dim_v, width, dout, rows, desc->dim_v, 1);
-    pack_strips(w->qs + base * padded(&w->cols), &w->cols, w->rows, first, q, rows, desc->dim);
-    pack_strips(w->dos + base * padded(&w->cols_v), &w->cols_v, w->rows, first, dout, rows, desc->dim_v);
+    pack_strips(w->qs + base * padded(&w->cols), &w->cols, w->rows, first, q, rows, desc->dim, (real)desc->scale);
+    pack_strips(w->dos + base * padded(&w->cols_v), &w->cols_v, w->rows, first, dout, rows, desc->dim_v, 1);
 }
 
 static void prepare_run(void *arg, int32_t lane, int64_t unit)
@@ -131,135 +129,14 @@ typedef struct key_block {
     int64_t first, count; /* keys */
     const real *k, *v;    /* the first key's rows, or copies that end in zeros */
     ptrdiff_t k_row, v_row;
-    real *k_copy, *v_copy; /* [keys][dim, dim_v] of a block that is not whole groups */
-    real *ks;              /* K in strips, [keys] rows */
-    real *p, *ds;          /* [keys][P_ROW] */
-    real *dk, *dv;         /* [keys][padded dim, dim_v] */
-    real *lo, *hi;         /* [width] */
-    bool odd;              /* a NaN or an infinity among the keys and values */
+    real *k_copy, *v_copy;   /* [keys][dim, dim_v] of a block that is not whole groups */
+    real *ks;                /* K in strips, [keys] rows */
+    real *p, *ds;            /* [keys][P_ROW] */
+    gradient dk, dv;         /* [keys][dim, dim_v]: the outputs' own rows, or the copies */
+    real *dk_copy, *dv_copy; /* [keys][padded dim, dim_v] */
+    real *lo, *hi;           /* [width] */
+    bool odd;                /* a NaN or an infinity among the keys and values */
 } key_block;
-
-typedef struct grad_run {
-    const real *a; /* rows of K or V */
-    ptrdiff_t a_row;
-    const real *b; /* [dim][width] */
-    int64_t dim, groups, key;
-    const real *start, *lo, *hi;
-    real *p, *ds; /* at the first group's row and the panel's column; only the gradient has ds */
-} grad_run;
-
-/* P^T for groups of TILE_ROWS keys. */
-INLINE void probability_groups(const int vecs, const bool masked, const grad_run *run)
-{
-    const real *a = run->a;
-    real *p = run->p;
-    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW) {
-        vec acc[TILE_ROWS * 4];
-        UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            UNROLL
-            for (int j = 0; j < vecs; j++)
-                acc[r * vecs + j] = v_set1(0);
-        }
-        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
-        UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
-            UNROLL
-            for (int j = 0; j < vecs; j++) {
-                vec s = v_add(acc[r * vecs + j], v_load(run->start + j * LANES));
-                if (masked)
-                    s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), -INFINITY);
-                v_store(p + r * P_ROW + j * LANES, v_exp2(s));
-            }
-        }
-    }
-}
-
-/* dS^T = P^T (V dO^T - D) for the same groups; exactly 0 where the mask drops the key, whatever its value is. */
-INLINE void score_gradient_groups(const int vecs, const bool masked, const grad_run *run)
-{
-    const real *a = run->a, *p = run->p;
-    real *ds = run->ds;
-    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW, ds += TILE_ROWS * P_ROW) {
-        vec acc[TILE_ROWS * 4];
-        UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            UNROLL
-            for (int j = 0; j < vecs; j++)
-                acc[r * vecs + j] = v_load(run->start + j * LANES);
-        }
-        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
-        UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
-            UNROLL
-            for (int j = 0; j < vecs; j++) {
-                vec s = v_mul(v_load(p + r * P_ROW + j * LANES), acc[r * vecs + j]);
-                if (masked)
-                    s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), 0);
-                v_store(ds + r * P_ROW + j * LANES, s);
-            }
-        }
-    }
-}
-
-/* A run of groups of one panel: P^T, and dS^T. */
-static void groups_plain(int vecs, const grad_run *scores, const grad_run *values)
-{
-    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, false, scores));
-    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, false, values));
-}
-
-static void groups_masked(int vecs, const grad_run *scores, const grad_run *values)
-{
-    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, true, scores));
-    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, true, values));
-}
-
-/* C[rows][width] += A B, A(r, n) = a[r row + n step], B a strip with rows of `vecs` vectors; rows a multiple of GRAD_ROWS. */
-INLINE void gradient_tiles(const int vecs, real *c, int64_t c_row, int64_t rows, const real *a, ptrdiff_t row, ptrdiff_t step,
-                           const real *b, int64_t n)
-{
-    for (int64_t r0 = 0; r0 < rows; r0 += GRAD_ROWS, a += GRAD_ROWS * row, c += GRAD_ROWS * c_row) {
-        vec acc[GRAD_ROWS * 4];
-        UNROLL
-        for (int r = 0; r < GRAD_ROWS; r++) {
-            UNROLL
-            for (int j = 0; j < vecs; j++)
-                acc[r * vecs + j] = v_load(c + r * c_row + j * LANES);
-        }
-        tile_mac(GRAD_ROWS, vecs, acc, a, row, step, b, vecs * LANES, n);
-        UNROLL
-        for (int r = 0; r < GRAD_ROWS; r++) {
-            UNROLL
-            for (int j = 0; j < vecs; j++)
-                v_store(c + r * c_row + j * LANES, acc[r * vecs + j]);
-        }
-    }
-}
-
-/* dK or dV of the block: rows are keys, the sum runs over queries. b: strips of a matrix of `all` rows, from row `at`. */
-static void gradient_of_keys(real *c, const strips *s, int64_t rows, const real *pt, const real *b, int64_t all, int64_t at,
-                             int64_t n)
-{
-    for (int64_t i = 0; i < s->count; i++) {
-        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
-        const real *strip = b + c0 * all + at * width;
-        WITH_VECS(width / LANES, GRAD_VECS, gradient_tiles(VECS, c + c0, padded(s), rows, pt, P_ROW, 1, strip, n));
-    }
-}
-
-/* dQ: rows are queries, the sum runs over keys at .. at + n - 1 of the block. b: strips of a matrix of `all` rows. */
-static void gradient_of_queries(real *c, const strips *s, int64_t rows, const real *dst, const real *b, int64_t all, int64_t at,
-                                int64_t n)
-{
-    for (int64_t i = 0; i < s->count; i++) {
-        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
-        const real *strip = b + c0 * all + at * width;
-        WITH_VECS(width / LANES, GRAD_VECS, gradient_tiles(VECS, c + c0, padded(s), rows, dst, 1, P_ROW, strip, n));
-    }
-}
 
 /* Fills the panel's columns of P^T and dS^T: keys outside what the panel keeps become zero. col: the panel's first row
  * within the block of queries; at: its first row of all heads. */
@@ -268,7 +145,7 @@ static void panel_gradients(const key_block *kb, int64_t index, int64_t col, int
     const backward *w = kb->call;
     const fattn_desc *desc = &w->problem->desc;
     const int vecs = panel_vecs(&w->panels, index);
-    const int64_t width = vecs * LANES, end = round_to(kb->count, GRAD_ROWS);
+    const int64_t width = vecs * LANES, end = round_to(kb->count, TILE_ROWS);
     span keys = w->spans[index];
     keys.lo = max64(keys.lo, kb->first);
     keys.hi = min64(keys.hi, kb->first + kb->count);
@@ -287,8 +164,8 @@ static void panel_gradients(const key_block *kb, int64_t index, int64_t col, int
         const int64_t first = panel_start(&w->panels, index);
         for (int64_t i = 0; i < width; i++) {
             const fattn_interval keep = fattn_mask_row(desc, min64(first + i, desc->seq_q - 1));
-            kb->lo[i] = (real)clamp64(keep.lo - kb->first, 0, 2 * w->keys);
-            kb->hi[i] = (real)clamp64(keep.hi - kb->first, 0, 2 * w->keys);
+            kb->lo[i] = (real)clamp64(keep.lo - kb->first, 0, 2 * GRAD_KEYS);
+            kb->hi[i] = (real)clamp64(keep.hi - kb->first, 0, 2 * GRAD_KEYS);
         }
     }
     grad_run scores = {.a_row = kb->k_row, .b = w->qt + at * desc->dim, .dim = desc->dim, .start = w->nlse + at};
@@ -326,11 +203,12 @@ static bool block_is_odd(const key_block *kb, int64_t head, int64_t first, int64
     for (int64_t i = first; i < end; i++) {
         odd |= w->oddities[head * w->panels.count + i];
         partial |= w->spans[i].in_lo > kb->first || w->spans[i].in_hi < kb->first + kb->count;
+        partial |= panel_start(&w->panels, i + 1) > w->problem->desc.seq_q; /* padding rows would meet infinite keys as 0 inf */
     }
     return (odd & ODD_ROW) || (odd && partial);
 }
 
-static void block_careful(const key_block *kb, int64_t b, int64_t h, real *partial, int64_t row0, int64_t n)
+static void block_careful(const key_block *kb, int64_t b, int64_t h, const gradient *dq_head, int64_t row0, int64_t n)
 {
     const backward *w = kb->call;
     const fattn_desc *desc = &w->problem->desc;
@@ -339,12 +217,13 @@ static void block_careful(const key_block *kb, int64_t b, int64_t h, real *parti
         const fattn_interval keep = fattn_mask_row(desc, row0 + col);
         const real *q = fattn_row(&w->at->q, sizeof(real), b, h, row0 + col);
         const real *dout = fattn_row(&w->at->dout, sizeof(real), b, h, row0 + col);
-        real *dq = partial + (base + row0 + col) * padded(&w->cols);
+        real *dq = dq_head->rows + (row0 + col) * dq_head->row;
         if (w->nlse[base + row0 + col] == REAL_LOWEST)
             continue;
         for (int64_t r = max64(keep.lo - kb->first, 0); r < min64(keep.hi - kb->first, kb->count); r++) {
-            const real p = kb->p[r * P_ROW + col], ds = kb->ds[r * P_ROW + col], *k = kb->k + r * kb->k_row;
-            real *dk = kb->dk + r * padded(&w->cols), *dv = kb->dv + r * padded(&w->cols_v);
+            const real p = kb->p[r * P_ROW + col], ds = kb->ds[r * P_ROW + col] * (real)desc->scale;
+            const real *k = kb->k + r * kb->k_row;
+            real *dk = kb->dk.rows + r * kb->dk.row, *dv = kb->dv.rows + r * kb->dv.row;
             for (int64_t d = 0; d < desc->dim_v; d++)
                 dv[d] += p * dout[d];
             for (int64_t d = 0; d < desc->dim; d++) {
@@ -356,14 +235,13 @@ static void block_careful(const key_block *kb, int64_t b, int64_t h, real *parti
 }
 
 /* One block of keys against one block of panels [first, end) of one query head. */
-static void block_step(const key_block *kb, int64_t head, real *partial, int64_t first, int64_t end)
+static void block_step(const key_block *kb, int64_t head, const gradient *dq, int64_t first, int64_t end)
 {
     const backward *w = kb->call;
-    /* Panels that keep none of these keys are left out at both ends; after a borrowed vector only at the start, since then
-     * only the last panel may be followed by the slack rows of a gradient tile. */
+    /* Panels that keep none of these keys are left out at both ends. */
     while (first < end && !panel_meets(kb, first))
         first++;
-    while (first < end && !w->panels.borrowed && !panel_meets(kb, end - 1))
+    while (first < end && !panel_meets(kb, end - 1))
         end--;
     if (first >= end)
         return;
@@ -375,28 +253,25 @@ static void block_step(const key_block *kb, int64_t head, real *partial, int64_t
         hi = max64(hi, min64(w->spans[i].hi - kb->first, kb->count));
     }
     if (block_is_odd(kb, head, first, end)) {
-        block_careful(kb, head / w->problem->desc.heads_q, head % w->problem->desc.heads_q, partial, row, n);
+        block_careful(kb, head / w->problem->desc.heads_q, head % w->problem->desc.heads_q, dq, row, n);
         return;
     }
-    const int64_t tile = lo / GRAD_ROWS * GRAD_ROWS, rows = round_to(hi, GRAD_ROWS) - tile;
-    gradient_of_keys(kb->dv + tile * padded(&w->cols_v), &w->cols_v, rows, kb->p + tile * P_ROW,
-                     w->dos + base * padded(&w->cols_v), w->rows, row, n);
-    gradient_of_keys(kb->dk + tile * padded(&w->cols), &w->cols, rows, kb->ds + tile * P_ROW, w->qs + base * padded(&w->cols),
-                     w->rows, row, n);
-    gradient_of_queries(partial + (base + row) * padded(&w->cols), &w->cols, round_to(n, GRAD_ROWS), kb->ds + lo * P_ROW,
-                        kb->ks, w->keys, lo, hi - lo);
+    const int64_t tile = lo / TILE_ROWS * TILE_ROWS, rows = round_to(hi, TILE_ROWS) - tile;
+    gradient_of_keys(&kb->dv, tile, rows, &w->cols_v, kb->p, w->dos + base * padded(&w->cols_v), w->rows, row, n);
+    gradient_of_keys(&kb->dk, tile, rows, &w->cols, kb->ds, w->qs + base * padded(&w->cols), w->rows, row, n);
+    gradient_of_queries(dq, row, n, &w->cols, kb->ds, kb->ks, lo, hi - lo);
 }
 
 static void block_carve(key_block *kb, const backward *w, carver *c)
 {
     const fattn_desc *desc = &w->problem->desc;
-    kb->k_copy = carve(c, w->keys * desc->dim);
-    kb->v_copy = carve(c, w->keys * desc->dim_v);
-    kb->ks = carve(c, w->keys * padded(&w->cols));
-    kb->p = carve(c, w->keys * P_ROW + GRAD_ROWS);
-    kb->ds = carve(c, w->keys * P_ROW + GRAD_ROWS);
-    kb->dk = carve(c, w->keys * padded(&w->cols));
-    kb->dv = carve(c, w->keys * padded(&w->cols_v));
+    kb->k_copy = carve(c, GRAD_KEYS * desc->dim);
+    kb->v_copy = carve(c, GRAD_KEYS * desc->dim_v);
+    kb->ks = carve(c, GRAD_KEYS * padded(&w->cols));
+    kb->p = carve(c, GRAD_KEYS * P_ROW);
+    kb->ds = carve(c, GRAD_KEYS * P_ROW);
+    kb->dk_copy = carve(c, GRAD_KEYS * padded(&w->cols));
+    kb->dv_copy = carve(c, GRAD_KEYS * padded(&w->cols_v));
     kb->lo = carve(c, BACKWARD_WIDTH);
     kb->hi = carve(c, BACKWARD_WIDTH);
 }
@@ -415,60 +290,90 @@ static const real *block_rows(const real *head, ptrdiff_t *row, real *copy, int6
     return copy;
 }
 
+static void gradient_clear(gradient g, int64_t rows, const strips *s)
+{
+    for (int64_t r = 0; r < rows; r++)
+        memset(g.rows + r * g.row, 0, (size_t)padded(s) * sizeof(real));
+}
+
+/* Zeros to add the gradient of keys [first, first + count) to: the output's own rows if they are whole vectors and tiles. */
+static gradient gradient_start(const fattn_view *to, real *copy, const strips *s, int64_t b, int64_t h, int64_t first,
+                               int64_t count, int64_t dim)
+{
+    gradient g = {copy, padded(s)};
+    if (dim == padded(s) && count % TILE_ROWS == 0)
+        g = (gradient){fattn_row(to, sizeof(real), b, h, first), to->stride_row};
+    gradient_clear(g, round_to(count, TILE_ROWS), s);
+    return g;
+}
+
+static void gradient_end(const gradient *g, const fattn_view *to, const real *copy, int64_t b, int64_t h, int64_t first,
+                         int64_t count, int64_t dim)
+{
+    if (g->rows != copy)
+        return;
+    for (int64_t r = 0; r < count; r++)
+        memcpy(fattn_row(to, sizeof(real), b, h, first + r), copy + r * g->row, (size_t)dim * sizeof(real));
+}
+
 static void block_load(key_block *kb, int64_t b, int64_t h, int64_t index)
 {
     const backward *w = kb->call;
     const fattn_desc *desc = &w->problem->desc;
-    kb->first = index * w->keys;
-    kb->count = min64(w->keys, desc->seq_k - kb->first);
+    kb->first = index * GRAD_KEYS;
+    kb->count = min64(GRAD_KEYS, desc->seq_k - kb->first);
     kb->k_row = w->at->k.stride_row;
     kb->v_row = w->at->v.stride_row;
     kb->k = block_rows(fattn_row(&w->at->k, sizeof(real), b, h, 0), &kb->k_row, kb->k_copy, kb->first, kb->count, desc->dim);
     kb->v = block_rows(fattn_row(&w->at->v, sizeof(real), b, h, 0), &kb->v_row, kb->v_copy, kb->first, kb->count, desc->dim_v);
-    const real *rows[GRAD_KEYS(0)];
+    const real *rows[GRAD_KEYS];
     kb->odd = false;
     for (int64_t r = 0; r < kb->count; r++) {
         rows[r] = kb->k + r * kb->k_row;
         kb->odd |= !all_finite(rows[r], desc->dim) || !all_finite(kb->v + r * kb->v_row, desc->dim_v);
     }
-    pack_strips(kb->ks, &w->cols, w->keys, 0, rows, kb->count, desc->dim);
-    memset(kb->dk, 0, (size_t)(w->keys * padded(&w->cols)) * sizeof(real));
-    memset(kb->dv, 0, (size_t)(w->keys * padded(&w->cols_v)) * sizeof(real));
+    pack_strips(kb->ks, &w->cols, GRAD_KEYS, 0, rows, kb->count, desc->dim, (real)desc->scale);
+    kb->dk = gradient_start(&w->at->dk, kb->dk_copy, &w->cols, b, h, kb->first, kb->count, desc->dim);
+    kb->dv = gradient_start(&w->at->dv, kb->dv_copy, &w->cols_v, b, h, kb->first, kb->count, desc->dim_v);
 }
 
 static void block_store(const key_block *kb, int64_t b, int64_t h)
 {
     const backward *w = kb->call;
+    gradient_end(&kb->dk, &w->at->dk, kb->dk_copy, b, h, kb->first, kb->count, w->problem->desc.dim);
+    gradient_end(&kb->dv, &w->at->dv, kb->dv_copy, b, h, kb->first, kb->count, w->problem->desc.dim_v);
+}
+
+/* Where a range adds the dq of one query head: into a partial, or straight into dq if there is nothing to reduce. */
+static gradient range_dq(const backward *w, int64_t range, int64_t head)
+{
     const fattn_desc *desc = &w->problem->desc;
-    const real scale = (real)desc->scale;
-    for (int64_t r = 0; r < kb->count; r++) {
-        real *dk = fattn_row(&w->at->dk, sizeof(real), b, h, kb->first + r);
-        const real *from = kb->dk + r * padded(&w->cols);
-        for (int64_t d = 0; d < desc->dim; d++)
-            dk[d] = from[d] * scale;
-        memcpy(fattn_row(&w->at->dv, sizeof(real), b, h, kb->first + r), kb->dv + r * padded(&w->cols_v),
-               (size_t)desc->dim_v * sizeof(real));
-    }
+    const int64_t cols = padded(&w->cols), heads = desc->batch * desc->heads_q;
+    if (w->reduce)
+        return (gradient){w->partial + (range * heads + head) * w->rows * cols, cols};
+    return (gradient){fattn_row(&w->at->dq, sizeof(real), head / desc->heads_q, head % desc->heads_q, 0), w->at->dq.stride_row};
 }
 
 static void blocks_run(void *arg, int32_t lane, int64_t unit)
 {
     const backward *w = arg;
     const fattn_desc *desc = &w->problem->desc;
-    const int64_t heads = desc->batch * desc->heads_kv, range = unit / heads, group = w->problem->group;
-    const int64_t b = unit % heads / desc->heads_kv, h = unit % heads % desc->heads_kv;
-    const int64_t head0 = b * desc->heads_q + h * group, head_size = w->rows * padded(&w->cols);
-    real *partial = w->partial + range * desc->batch * desc->heads_q * head_size;
-    memset(partial + head0 * head_size, 0, (size_t)(group * head_size) * sizeof(real));
-
+    /* The ranges of one head follow each other: what prepare packed for it stays in the caches that threads share. */
+    const int64_t range = unit % w->ranges, head_kv = unit / w->ranges, group = w->problem->group;
+    const int64_t b = head_kv / desc->heads_kv, h = head_kv % desc->heads_kv;
+    const int64_t head0 = b * desc->heads_q + h * group;
     key_block kb = {.call = w};
     carver c = {w->scratch + (size_t)lane * w->scratch_size, 0};
     block_carve(&kb, w, &c);
+    for (int64_t head = head0; head < head0 + group; head++)
+        gradient_clear(range_dq(w, range, head), w->rows, &w->cols);
     for (int64_t i = w->bounds[range]; i < w->bounds[range + 1]; i++) {
         block_load(&kb, b, h, i);
-        for (int64_t head = head0; head < head0 + group; head++)
+        for (int64_t head = head0; head < head0 + group; head++) {
+            const gradient dq = range_dq(w, range, head);
             for (int64_t p = 0; p < w->panels.count; p += BACKWARD_PANELS)
-                block_step(&kb, head, partial, p, min64(p + BACKWARD_PANELS, w->panels.count));
+                block_step(&kb, head, &dq, p, min64(p + BACKWARD_PANELS, w->panels.count));
+        }
         block_store(&kb, b, h);
     }
 }
@@ -482,7 +387,6 @@ static void reduce_run(void *arg, int32_t lane, int64_t unit)
     const fattn_desc *desc = &w->problem->desc;
     const int64_t blocks = ceil_div(desc->seq_q, BACKWARD_ROWS), head = unit / blocks, row0 = unit % blocks * BACKWARD_ROWS;
     const int64_t cols = padded(&w->cols), stride = desc->batch * desc->heads_q * w->rows * cols;
-    const vec scale = v_set1((real)desc->scale);
     for (int64_t i = row0; i < min64(row0 + BACKWARD_ROWS, desc->seq_q); i++) {
         real *to = fattn_row(&w->at->dq, sizeof(real), head / desc->heads_q, head % desc->heads_q, i);
         const real *from = w->partial + (head * w->rows + i) * cols;
@@ -491,7 +395,7 @@ static void reduce_run(void *arg, int32_t lane, int64_t unit)
             for (int64_t range = 1; range < w->ranges; range++)
                 sum = v_add(sum, v_load(from + range * stride + d));
             real part[LANES] __attribute__((aligned(FATTN_ALIGNMENT)));
-            v_store(part, v_mul(sum, scale));
+            v_store(part, sum);
             memcpy(to + d, part, (size_t)min64(LANES, desc->dim - d) * sizeof(real));
         }
     }
@@ -503,10 +407,8 @@ static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned 
 {
     const fattn_desc *desc = &problem->desc;
     *w = (backward){.problem = problem, .cols = strips_of(desc->dim), .cols_v = strips_of(desc->dim_v)};
-    /* Only a lone block of panels may end off a multiple of GRAD_ROWS (the slack rows are its own). */
-    w->panels = panels_of(desc->seq_q, TILE_VECS, BACKWARD_PANELS);
-    w->rows = panel_start(&w->panels, w->panels.count) + round_to(GRAD_ROWS, LANES);
-    w->keys = GRAD_KEYS(max64(desc->dim, desc->dim_v));
+    w->panels = panels_of(desc->seq_q, TILE_VECS);
+    w->rows = panel_start(&w->panels, w->panels.count);
     const int64_t heads = desc->batch * desc->heads_q, heads_kv = desc->batch * desc->heads_kv;
     w->ranges = clamp64(min64(ceil_div(UNITS_WANTED, heads_kv), desc->seq_k / RANGE_KEYS_LEAST), 1, RANGES_MOST);
 
@@ -520,7 +422,8 @@ static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned 
     w->nlse = carve(&c, heads * w->rows);
     w->nd = carve(&c, heads * w->rows);
     w->oddities = carve_bytes(&c, (size_t)(heads * w->panels.count));
-    w->partial = carve(&c, w->ranges * heads * w->rows * padded(&w->cols));
+    w->reduce = w->ranges > 1 || desc->dim != padded(&w->cols) || desc->seq_q != w->rows;
+    w->partial = carve(&c, w->reduce ? w->ranges * heads * w->rows * padded(&w->cols) : 0);
     carver lane = {NULL, 0};
     key_block kb;
     block_carve(&kb, w, &lane);
@@ -540,7 +443,7 @@ static void backward_divide(const backward *w)
             span_add(&w->spans[i], fattn_mask_row(desc, r));
         total += (double)max64(w->spans[i].hi - w->spans[i].lo, 0);
     }
-    const int64_t blocks = ceil_div(desc->seq_k, w->keys);
+    const int64_t blocks = ceil_div(desc->seq_k, GRAD_KEYS);
     int64_t range = 0;
     double done = 0;
     w->bounds[0] = 0;
@@ -548,7 +451,7 @@ static void backward_divide(const backward *w)
         if (done >= total * (double)(range + 1) / (double)w->ranges && range + 1 < w->ranges)
             w->bounds[++range] = block;
         for (int64_t i = 0; i < w->panels.count; i++)
-            done += (double)max64(0, min64(w->spans[i].hi, (block + 1) * w->keys) - max64(w->spans[i].lo, block * w->keys));
+            done += (double)max64(0, min64(w->spans[i].hi, (block + 1) * GRAD_KEYS) - max64(w->spans[i].lo, block * GRAD_KEYS));
     }
     while (range < w->ranges)
         w->bounds[++range] = blocks;
@@ -570,7 +473,8 @@ static void backward_run(const fattn_problem *problem, const fattn_launch *at)
     const int64_t heads = desc->batch * desc->heads_q;
     fattn_run_units(at->context, problem->lanes, heads * ceil_div(w.panels.count, BACKWARD_PANELS), prepare_run, &w);
     fattn_run_units(at->context, problem->lanes, desc->batch * desc->heads_kv * w.ranges, blocks_run, &w);
-    fattn_run_units(at->context, problem->lanes, heads * ceil_div(desc->seq_q, BACKWARD_ROWS), reduce_run, &w);
+    if (w.reduce)
+        fattn_run_units(at->context, problem->lanes, heads * ceil_div(desc->seq_q, BACKWARD_ROWS), reduce_run, &w);
 }
 
 #endif

@@ -84,12 +84,12 @@ INLINE void score_groups(const int vecs, const bool masked, const bool final, co
     const ptrdiff_t width = vecs * LANES;
     const real *k = run->k;
     real *p = run->p;
-    vec fold[4];
+    vec fold[TILE_VECS];
     UNROLL
     for (int j = 0; j < vecs; j++)
         fold[j] = v_load(run->fold + j * LANES);
     for (int64_t g = 0; g < run->groups; g++, k += TILE_ROWS * run->k_row, p += TILE_ROWS * width) {
-        vec acc[TILE_ROWS * 4];
+        vec acc[TILE_ROWS * TILE_VECS];
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             UNROLL
@@ -245,7 +245,7 @@ INLINE void accumulate_groups(const int vecs, const o_mode mode, const forward_u
     real *o = u->o + panel->first * u->call->dim_v_padded;
     const int64_t count = u->call->dim_v_padded / TILE_ROWS;
     for (int64_t g = 0; g < count; g++, v += u->v_group, o += TILE_ROWS * width) {
-        vec acc[TILE_ROWS * 4];
+        vec acc[TILE_ROWS * TILE_VECS];
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             UNROLL
@@ -471,7 +471,7 @@ static size_t forward_plan(forward *f, const fattn_problem *problem, unsigned ch
     if (problem->group > 1 && desc->seq_q < FORWARD_WIDTH)
         f->members = problem->group;
     f->heads = desc->heads_q / f->members;
-    f->panels = panels_of(f->members * desc->seq_q, TILE_VECS, INT64_MAX);
+    f->panels = panels_of(f->members * desc->seq_q, TILE_VECS);
     f->block = forward_block(problem, desc->batch * f->heads, f->panels.count);
     f->blocks = ceil_div(f->panels.count, f->block);
     f->dim_v_padded = round_to(desc->dim_v, TILE_ROWS);

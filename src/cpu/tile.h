@@ -14,9 +14,9 @@
  *   v_keep(s, key, lo, hi, other)  s where lo <= key < hi, else other
  *   v_any_above(a, limit) does any lane fail to be <= limit (so NaN does)
  *   v_transpose(r)        LANES x LANES
- *   TILE_ROWS, TILE_VECS  the score tile: keys x vectors of queries
- *   GRAD_ROWS, GRAD_VECS  backward's gradient tile: rows x vectors of columns
- *   BLOCK_KEYS            keys per step of forward; GRAD_KEYS(dim): keys per block of backward
+ *   TILE_ROWS, TILE_VECS  a register tile: rows (keys, or rows of a gradient) x vectors. TILE_ROWS divides LANES,
+ *                         so that a panel is whole tiles whichever way it is read
+ *   BLOCK_KEYS            keys per step of forward; GRAD_KEYS: keys per block of backward
  *   SUM_LIMIT             a partial sum of probabilities above it means that the reference must move (forward.h)
  */
 #ifndef FATTN_CPU_TILE_H
@@ -40,6 +40,8 @@
 #define UNROLL   _Pragma("GCC unroll 32")
 #define UNROLL_4 _Pragma("GCC unroll 4")
 #endif
+
+_Static_assert(LANES % TILE_ROWS == 0, "a panel must be whole tiles");
 
 #define LOG2E       1.44269504088896340736
 #define LN2         0.69314718055994530942
@@ -118,12 +120,12 @@ typedef struct panels {
     int64_t most, last, borrowed; /* vectors */
 } panels;
 
-static inline panels panels_of(int64_t rows, int64_t most, int64_t borrow_up_to)
+static inline panels panels_of(int64_t rows, int64_t most)
 {
     const int64_t vecs = ceil_div(rows, LANES);
     panels p = {.rows = rows, .count = ceil_div(vecs, most), .most = most};
     p.last = vecs - (p.count - 1) * most;
-    if (most > 2 && p.last == 1 && p.count > 1 && p.count <= borrow_up_to) {
+    if (most > 2 && p.last == 1 && p.count > 1) {
         p.borrowed = 1;
         p.last = 2;
     }
@@ -183,9 +185,9 @@ INLINE void tile_mac(const int rows, const int vecs, vec *acc, const real *restr
 {
     UNROLL_4
     for (int64_t i = 0; i < n; i++, b += ldb) {
-        /* Four names and not an array: an array here is what Clang leaves in memory. */
+        /* Names and not an array: an array here is what Clang leaves in memory. */
         const vec b0 = v_load(b), b1 = vecs > 1 ? v_load(b + LANES) : b0;
-        const vec b2 = vecs > 2 ? v_load(b + 2 * LANES) : b0, b3 = vecs > 3 ? v_load(b + 3 * LANES) : b0;
+        const vec b2 = vecs > 2 ? v_load(b + 2 * LANES) : b0;
         UNROLL
         for (int r = 0; r < rows; r++) {
             const vec av = v_set1(a[r * row + i * step]);
@@ -195,8 +197,6 @@ INLINE void tile_mac(const int rows, const int vecs, vec *acc, const real *restr
                 to[1] = v_fma(av, b1, to[1]);
             if (vecs > 2)
                 to[2] = v_fma(av, b2, to[2]);
-            if (vecs > 3)
-                to[3] = v_fma(av, b3, to[3]);
         }
     }
 }
@@ -261,7 +261,7 @@ static void unpack_transposed(real *const *to, const real *restrict from, int64_
 
 /* -------------------------------------------------------------------------------------------------------------- strips */
 
-/* A matrix of `cols` columns cut into strips of nearly equal width, at most GRAD_VECS vectors: strip s of row i lies at
+/* A matrix of `cols` columns cut into strips of nearly equal width, at most TILE_VECS vectors: strip s of row i lies at
  * strip_start(s) * rows + i * width(s), so that a gradient tile reads rows of B next to each other. */
 typedef struct strips {
     int64_t vecs, count; /* of the padded matrix */
@@ -270,7 +270,7 @@ typedef struct strips {
 static inline strips strips_of(int64_t cols)
 {
     const int64_t vecs = ceil_div(cols, LANES);
-    return (strips){vecs, ceil_div(vecs, GRAD_VECS)};
+    return (strips){vecs, ceil_div(vecs, TILE_VECS)};
 }
 
 static inline int64_t strip_start(const strips *s, int64_t i)
@@ -283,16 +283,21 @@ static inline int64_t padded(const strips *s)
     return s->vecs * LANES;
 }
 
-/* Copies `rows` rows of `cols` numbers into the strips of a matrix of `all` rows, from row `at` on; padding becomes zero. */
-static void pack_strips(real *to, const strips *s, int64_t all, int64_t at, const real *const *from, int64_t rows, int64_t cols)
+/* Copies `rows` rows of `cols` numbers, times factor, into the strips of a matrix of `all` rows, from row `at` on; padding
+ * becomes zero. */
+static void pack_strips(real *to, const strips *s, int64_t all, int64_t at, const real *const *from, int64_t rows, int64_t cols,
+                        real factor)
 {
+    const vec by = v_set1(factor);
     for (int64_t i = 0; i < s->count; i++) {
         const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0, have = min64(width, cols - c0);
         real *out = to + c0 * all + at * width;
         for (int64_t r = 0; r < rows; r++, out += width) {
-            memcpy(out, from[r] + c0, (size_t)have * sizeof(real));
-            if (have < width)
-                memset(out + have, 0, (size_t)(width - have) * sizeof(real));
+            int64_t c = 0;
+            for (; c + LANES <= have; c += LANES)
+                v_store(out + c, v_mul(v_loadu(from[r] + c0 + c), by));
+            for (; c < width; c++)
+                out[c] = c < have ? from[r][c0 + c] * factor : 0;
         }
     }
 }

@@ -10,13 +10,11 @@ typedef __m256 vec;
 #define LANES      8
 
 /* 4 x 24: twelve accumulators hide FMA's latency, three vectors of B and one broadcast fill the 16 registers. */
-#define TILE_ROWS      4
-#define TILE_VECS      3
-#define GRAD_ROWS      6
-#define GRAD_VECS      2
-#define BLOCK_KEYS     256
-#define GRAD_KEYS(dim) ((dim) <= 64 ? 96 : 48)
-#define SUM_LIMIT      1e12f
+#define TILE_ROWS  4
+#define TILE_VECS  3
+#define BLOCK_KEYS 256
+#define GRAD_KEYS  128
+#define SUM_LIMIT  1e12f
 
 #define v_load(p)      _mm256_load_ps(p)
 #define v_loadu(p)     _mm256_loadu_ps(p)

@@ -9,13 +9,11 @@ typedef __m256d vec;
 #define VEC_NEEDS  FATTN_CPU_AVX2
 #define LANES      4
 
-#define TILE_ROWS      4
-#define TILE_VECS      3
-#define GRAD_ROWS      6
-#define GRAD_VECS      2
-#define BLOCK_KEYS     128
-#define GRAD_KEYS(dim) 48
-#define SUM_LIMIT      1e60
+#define TILE_ROWS  4
+#define TILE_VECS  3
+#define BLOCK_KEYS 128
+#define GRAD_KEYS  64
+#define SUM_LIMIT  1e60
 
 #define v_load(p)      _mm256_load_pd(p)
 #define v_loadu(p)     _mm256_loadu_pd(p)

@@ -9,14 +9,12 @@ typedef __m512 vec;
 #define VEC_NEEDS  FATTN_CPU_AVX512
 #define LANES      16
 
-/* 24 accumulators, 3 vectors of B, and 11 loads per 24 FMAs; 6 x 64 for gradients (widest B, same accumulators). */
-#define TILE_ROWS      8
-#define TILE_VECS      3
-#define GRAD_ROWS      6
-#define GRAD_VECS      4
-#define BLOCK_KEYS     256
-#define GRAD_KEYS(dim) 96
-#define SUM_LIMIT      1e12f
+/* 8 x 48: 24 accumulators, 3 vectors of B, and 11 loads per 24 FMAs. */
+#define TILE_ROWS  8
+#define TILE_VECS  3
+#define BLOCK_KEYS 256
+#define GRAD_KEYS  128
+#define SUM_LIMIT  1e12f
 
 #define v_load(p)      _mm512_load_ps(p)
 #define v_loadu(p)     _mm512_loadu_ps(p)

@@ -9,13 +9,11 @@ typedef int64_t vec_bits __attribute__((vector_size(16)));
 #define LANES      2
 
 /* Any 16-byte unit will do, and 16 registers: SSE2, NEON, VSX. */
-#define TILE_ROWS      4
-#define TILE_VECS      2
-#define GRAD_ROWS      4
-#define GRAD_VECS      2
-#define BLOCK_KEYS     128
-#define GRAD_KEYS(dim) 48
-#define SUM_LIMIT      1e60
+#define TILE_ROWS  2
+#define TILE_VECS  3
+#define BLOCK_KEYS 128
+#define GRAD_KEYS  64
+#define SUM_LIMIT  1e60
 
 /* The compiler's vector types are stored and loaded as they are; unaligned ones through a type that says so. */
 typedef double vec_unaligned __attribute__((vector_size(16), aligned(8), may_alias));

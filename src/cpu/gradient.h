@@ -1,0 +1,150 @@
+/*
+ * The tiles of backward: P^T and dS^T of a panel of queries, and the products that add them up into dK, dV and dQ.
+ *
+ * P^T and dS^T of a block lie as [key][query] with rows of P_ROW numbers. The gradient products read them along rows (dK, dV:
+ * the sum runs over queries) or along columns (dQ: over keys), and their other operand from strips (tile.h).
+ */
+#ifndef FATTN_CPU_GRADIENT_H
+#define FATTN_CPU_GRADIENT_H
+
+#include "tile.h"
+
+enum {
+    BACKWARD_WIDTH = TILE_VECS * LANES,
+    BACKWARD_PANELS = 3, /* panels per block of queries */
+    BACKWARD_ROWS = BACKWARD_PANELS * BACKWARD_WIDTH,
+    P_ROW = BACKWARD_ROWS + FATTN_ALIGNMENT / (int)sizeof(real), /* row of P^T and dS^T: off the power of two */
+};
+
+typedef struct grad_run {
+    const real *a; /* rows of K or V */
+    ptrdiff_t a_row;
+    const real *b; /* [dim][width] */
+    int64_t dim, groups, key;
+    const real *start, *lo, *hi;
+    real *p, *ds; /* at the first group's row and the panel's column; only the gradient has ds */
+} grad_run;
+
+/* P^T for groups of TILE_ROWS keys. */
+INLINE void probability_groups(const int vecs, const bool masked, const grad_run *run)
+{
+    const real *a = run->a;
+    real *p = run->p;
+    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW) {
+        vec acc[TILE_ROWS * TILE_VECS];
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_set1(0);
+        }
+        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
+            UNROLL
+            for (int j = 0; j < vecs; j++) {
+                vec s = v_add(acc[r * vecs + j], v_load(run->start + j * LANES));
+                if (masked)
+                    s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), -INFINITY);
+                v_store(p + r * P_ROW + j * LANES, v_exp2(s));
+            }
+        }
+    }
+}
+
+/* dS^T = P^T (V dO^T - D) for the same groups; exactly 0 where the mask drops the key, whatever its value is. */
+INLINE void score_gradient_groups(const int vecs, const bool masked, const grad_run *run)
+{
+    const real *a = run->a, *p = run->p;
+    real *ds = run->ds;
+    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW, ds += TILE_ROWS * P_ROW) {
+        vec acc[TILE_ROWS * TILE_VECS];
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_load(run->start + j * LANES);
+        }
+        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
+            UNROLL
+            for (int j = 0; j < vecs; j++) {
+                vec s = v_mul(v_load(p + r * P_ROW + j * LANES), acc[r * vecs + j]);
+                if (masked)
+                    s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), 0);
+                v_store(ds + r * P_ROW + j * LANES, s);
+            }
+        }
+    }
+}
+
+/* A run of groups of one panel: P^T, and dS^T. */
+static void groups_plain(int vecs, const grad_run *scores, const grad_run *values)
+{
+    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, false, scores));
+    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, false, values));
+}
+
+static void groups_masked(int vecs, const grad_run *scores, const grad_run *values)
+{
+    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, true, scores));
+    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, true, values));
+}
+
+/* C[rows][width] += A B, A(r, n) = a[r row + n step], B a strip with rows of `vecs` vectors; rows a multiple of TILE_ROWS. */
+INLINE void gradient_tiles(const int vecs, real *c, ptrdiff_t c_row, int64_t rows, const real *a, ptrdiff_t row, ptrdiff_t step,
+                           const real *b, int64_t n)
+{
+    for (int64_t r0 = 0; r0 < rows; r0 += TILE_ROWS, a += TILE_ROWS * row, c += TILE_ROWS * c_row) {
+        vec acc[TILE_ROWS * TILE_VECS];
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_loadu(c + r * c_row + j * LANES);
+        }
+        tile_mac(TILE_ROWS, vecs, acc, a, row, step, b, vecs * LANES, n);
+        UNROLL
+        for (int r = 0; r < TILE_ROWS; r++) {
+            UNROLL
+            for (int j = 0; j < vecs; j++)
+                v_storeu(c + r * c_row + j * LANES, acc[r * vecs + j]);
+        }
+    }
+}
+
+/* Rows that gradients are added to: the output's own, or scratch. */
+typedef struct gradient {
+    real *rows;
+    ptrdiff_t row;
+} gradient;
+
+/* dK or dV of the block, from its row `first` on: rows are keys, the sum runs over n queries. b: strips of a matrix of `all`
+ * rows, from row `at`. */
+static void gradient_of_keys(const gradient *c, int64_t first, int64_t rows, const strips *s, const real *pt, const real *b,
+                             int64_t all, int64_t at, int64_t n)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
+        const real *strip = b + c0 * all + at * width, *a = pt + first * P_ROW;
+        real *to = c->rows + first * c->row + c0;
+        WITH_VECS(width / LANES, TILE_VECS, gradient_tiles(VECS, to, c->row, rows, a, P_ROW, 1, strip, n));
+    }
+}
+
+/* dQ from its row `first` on: rows are queries, the sum runs over n keys, from key `at` of the block. */
+static void gradient_of_queries(const gradient *c, int64_t first, int64_t rows, const strips *s, const real *dst,
+                                const real *ks, int64_t at, int64_t n)
+{
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
+        const real *strip = ks + c0 * GRAD_KEYS + at * width, *a = dst + at * P_ROW;
+        real *to = c->rows + first * c->row + c0;
+        WITH_VECS(width / LANES, TILE_VECS, gradient_tiles(VECS, to, c->row, rows, a, 1, P_ROW, strip, n));
+    }
+}
+
+#endif
