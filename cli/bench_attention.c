@@ -170,7 +170,7 @@ static bool supported(const bench_options *o)
     return true;
 }
 
-/* One mask from the list: its number's comma belongs to it. Returns the rest behind it, or NULL after a mistake. */
+/* One mask from the list: its numbers' comma belongs to it. Returns the rest behind it, or NULL after a mistake. */
 static const char *read_mask(const char *text, problem *p)
 {
     char name[PROBLEM_NAME_SIZE], item[80];
@@ -191,6 +191,21 @@ static const char *read_mask(const char *text, problem *p)
     p->left = parsed.left;
     p->right = parsed.right;
     return comma ? comma + 1 : text + length;
+}
+
+static bool read_masks(const char *rest, problem masks[MASKS_MAX], int *count)
+{
+    for (*count = 0; *rest || *count == 0; ++*count) {
+        if (*count == MASKS_MAX) {
+            cli_error("--mask: more than %d items", MASKS_MAX);
+            return false;
+        }
+        masks[*count] = problem_of(1, 1, 1);
+        rest = read_mask(rest, &masks[*count]);
+        if (!rest)
+            return false;
+    }
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- grid */
@@ -235,6 +250,12 @@ static bool make_cell(const bench_options *o, const problem *masks, const int64_
         return false;
     }
     p->group = p->heads_q / heads_kv;
+    if (!problem_fits(p)) {
+        cli_error("--batch %" PRId64 ", --heads %" PRId64 ", --seq %" PRId64 ", --dim %" PRId64
+                  ": a tensor has more than 2^40 elements",
+                  p->batch, p->heads_q, seq, dim);
+        return false;
+    }
     cell->decode = pass == PASS_DECODE;
     cell->threads = (int)o->threads.item[at[AXIS_THREADS]];
     cell->seconds = o->seconds;
@@ -286,14 +307,8 @@ int bench_attention(int argc, char **argv)
     int count = 0, status = CLI_FAILED;
     if (o && read_options(o, argc, argv, &status)) {
         status = supported(o) ? CLI_OK : CLI_WRONG;
-        for (const char *rest = o->masks; status == CLI_OK && (*rest || count == 0);) {
-            masks[count] = problem_of(1, 1, 1);
-            rest = count < MASKS_MAX - 1 ? read_mask(rest, &masks[count++]) : NULL;
-            if (!rest)
-                status = CLI_WRONG;
-        }
         if (status == CLI_OK)
-            status = walk(o, masks, count);
+            status = read_masks(o->masks, masks, &count) ? walk(o, masks, count) : CLI_WRONG;
     }
     free(o);
     return status;

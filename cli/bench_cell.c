@@ -43,36 +43,40 @@ typedef struct session {
 
 /* ---------------------------------------------------------------------------------------------------------- beginning */
 
-/* Tries one run, which is the first of the warm-up. A kernel that refuses is left out, with a note. */
-static bool open_turn(session *s, turn *t)
+/* Tries one run, which is the first of the warm-up. A kernel that refuses is left out, with a note. Returns an exit code. */
+static int open_turn(session *s, turn *t)
 {
     const bench_cell *cell = s->cell;
     const fattn_desc desc = problem_desc(&cell->p);
     const fattn_context_options options = {
         .struct_size = sizeof options, .threads = cell->threads, .kernel = strcmp(t->asked, "auto") ? t->asked : NULL};
     fattn_context_info info = {.struct_size = sizeof info};
-    bool ok = fattn_context_create(&options, &t->context) == FATTN_OK && fattn_context_query(t->context, &info) == FATTN_OK &&
+    if (fattn_context_create(&options, &t->context) != FATTN_OK) {
+        cli_error("--kernel: %s: %s", t->asked, fattn_last_error());
+        return CLI_WRONG;
+    }
+    bool ok = fattn_context_query(t->context, &info) == FATTN_OK &&
               fattn_workspace_size(t->context, &desc, cell->p.op, &t->bytes) == FATTN_OK;
     if (ok) {
         t->workspace = malloc(t->bytes + 1);
         t->samples = malloc(RUNS_MAX * sizeof *t->samples);
         if (!t->workspace || !t->samples) {
             cli_error("bench: no memory for a workspace of %zu bytes", t->bytes);
-            return false;
+            return CLI_FAILED;
         }
         ok = bench_call(cell, t->context, &s->data, 0, t->workspace, t->bytes, &t->result.name) == FATTN_OK;
     }
     if (!ok) {
         cli_note("%s is left out: %s", t->asked, fattn_last_error());
         t->result.name = NULL;
-        return true;
+        return CLI_OK;
     }
     s->threads = info.threads;
     s->features = info.cpu_features;
     t->unit = machine_unit(t->result.name, info.cpu_features);
     t->result.workspace = t->bytes;
     t->result.max_error = bench_error(cell, &s->data, &t->result.allowed_error);
-    return true;
+    return CLI_OK;
 }
 
 static void close_turn(turn *t)
@@ -296,6 +300,29 @@ static int report(const session *s)
     return code;
 }
 
+/* Opens, times and prints. */
+static int run_session(session *s)
+{
+    const bench_cell *cell = s->cell;
+    bool any = false;
+    for (int i = 0; i < cell->kernels; i++) {
+        s->turns[i].asked = cell->kernel[i];
+        s->turns[i].cpu_least = INFINITY;
+        const int code = open_turn(s, &s->turns[i]);
+        if (code != CLI_OK)
+            return code;
+        any |= s->turns[i].result.name != NULL;
+    }
+    if (!any) {
+        cli_error("--kernel: no kernel of the list can run this problem");
+        return CLI_FAILED;
+    }
+    if (cell->first && !cell->json)
+        print_heads();
+    time_all(s);
+    return report(s);
+}
+
 int bench_run_cell(const bench_cell *cell)
 {
     session *s = calloc(1, sizeof *s);
@@ -303,22 +330,8 @@ int bench_run_cell(const bench_cell *cell)
     if (!s || !bench_data_make(&s->data, cell))
         cli_error("bench: no memory for this problem, or it cannot be run: %s", fattn_last_error());
     else {
-        bool ok = true, any = false;
         s->cell = cell;
-        for (int i = 0; ok && i < cell->kernels; i++) {
-            s->turns[i].asked = cell->kernel[i];
-            s->turns[i].cpu_least = INFINITY;
-            ok = open_turn(s, &s->turns[i]);
-            any |= s->turns[i].result.name != NULL;
-        }
-        if (ok && !any)
-            cli_error("--kernel: no kernel of the list can run this problem");
-        if (ok && any) {
-            if (cell->first && !cell->json)
-                print_heads();
-            time_all(s);
-            code = report(s);
-        }
+        code = run_session(s);
         for (int i = 0; i < cell->kernels; i++)
             close_turn(&s->turns[i]);
     }

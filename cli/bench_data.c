@@ -243,7 +243,7 @@ typedef struct comparison {
 static void compare(comparison *c, double value, double truth)
 {
     const double error = fabs(value - truth);
-    c->error = error <= c->error ? c->error : error; /* a NaN stays */
+    c->error = error > c->error || isnan(error) ? error : c->error; /* a NaN stays */
     c->largest = fmax(c->largest, fabs(truth));
 }
 

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "json_out.h"
@@ -50,7 +51,7 @@ static void show_progress(int done, int total, const char *name)
     cli_progress(10, "%d of %d: %s", done, total, name);
 }
 
-static int list_problems(suite *s)
+static int list_problems(suite *s, bool json)
 {
     problem_list list;
     if (!suite_problems(s, &list)) {
@@ -60,7 +61,13 @@ static int list_problems(suite *s)
     for (int i = 0; i < list.count; i++) {
         char name[PROBLEM_NAME_SIZE];
         problem_print(&list.item[i], name);
-        puts(name);
+        if (!json) {
+            puts(name);
+            continue;
+        }
+        json_out line = json_begin(stdout);
+        json_string(&line, "problem", name);
+        json_end(&line);
     }
     problem_list_free(&list);
     return CLI_OK;
@@ -127,9 +134,9 @@ int cmd_check(int argc, char **argv)
     if (!configure(&s, &o, optind < argc ? argv[optind] : NULL))
         status = CLI_WRONG;
     else if (o.list)
-        status = list_problems(&s);
+        status = list_problems(&s, o.json);
     else {
-        harness_catch_faults();
+        harness_catch_faults(o.json ? STDERR_FILENO : STDOUT_FILENO);
         if (!suite_run(&s, o.json ? stderr : stdout)) {
             cli_error("check: %s", s.complaint);
             status = CLI_WRONG;

@@ -58,7 +58,7 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
     }
     for (int i = 0; i < c->attention.count; ++i)
         if (!attention_path_parse(c->attention.item[i], &c->paths[i])) {
-            cli_error("--attention: '%s' is none of: composed, flash, block:N, window:W", c->attention.item[i]);
+            cli_error("--attention: %s", train_error());
             return CLI_WRONG;
         }
     *go_on = true;

@@ -94,7 +94,7 @@ static bool check_options(generate_command *c, int argc, char **argv)
             return false;
         }
     if (!attention_path_parse(c->attention, &c->path)) {
-        cli_error("--attention: '%s' is none of: composed, flash, block:N, window:W", c->attention);
+        cli_error("--attention: %s", train_error());
         return false;
     }
     if (c->stop && !*c->stop) {
@@ -129,6 +129,9 @@ static bool make_prompt(generate_command *c)
     if (c->prompt_ids)
         return parse_ids(c);
     const char *prompt = c->prompt && *c->prompt ? c->prompt : "\n";
+    if (c->state.model.vocab < 256)
+        return train_fail("--prompt: the model's vocabulary of %lld tokens does not hold all bytes (use --prompt-ids)",
+                          (long long)c->state.model.vocab);
     c->input_count = (int64_t)strlen(prompt);
     c->input = text_alloc((size_t)c->input_count * sizeof *c->input);
     tokenizer_encode(prompt, (size_t)c->input_count, c->input);
@@ -169,7 +172,7 @@ static void print_json(const generate_command *c, generate_end end, double secon
     static const char *const ends[] = {
         [GENERATE_LENGTH] = "length", [GENERATE_STOP] = "stop", [GENERATE_EOS] = "eos", [GENERATE_FULL] = "full"};
     json_out json = json_begin(stdout);
-    json_string(&json, "text", c->output.bytes);
+    json_text(&json, "text", c->output.bytes, c->output.length);
     json_open(&json, "tokens", '[');
     for (int64_t i = 0; i < c->made_count; ++i)
         json_int(&json, NULL, c->made[i]);

@@ -212,7 +212,7 @@ static bool tensor_error(const grad_state *g, const fattn_context *context, int 
         if (!difference(g, context, t, i, h, &slope))
             return false;
         const double e = fabs(slope - get(g, g->grad[t], i)) / (largest > 0 ? largest : 1);
-        *error = e <= *error ? *error : e; /* a NaN stays */
+        *error = e > *error || isnan(e) ? e : *error; /* a NaN stays */
     }
     return true;
 }

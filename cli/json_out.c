@@ -6,11 +6,12 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-static void put_text(FILE *file, const char *text)
+static void put_text(FILE *file, const char *text, size_t length)
 {
     fputc('"', file);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+    for (const unsigned char *c = (const unsigned char *)text, *end = c + length; c < end; c++) {
         if (*c == '"' || *c == '\\')
             fprintf(file, "\\%c", *c);
         else if (*c == '\n')
@@ -32,7 +33,7 @@ static void put_name(json_out *json, const char *name)
     json->comma = true;
     if (!name)
         return;
-    put_text(json->file, name);
+    put_text(json->file, name, strlen(name));
     fputc(':', json->file);
 }
 
@@ -50,17 +51,33 @@ void json_end(json_out *json)
 
 void json_string(json_out *json, const char *name, const char *value)
 {
+    if (value) {
+        json_text(json, name, value, strlen(value));
+        return;
+    }
     put_name(json, name);
-    if (value)
-        put_text(json->file, value);
-    else
-        fputs("null", json->file);
+    fputs("null", json->file);
+}
+
+void json_text(json_out *json, const char *name, const char *value, size_t length)
+{
+    put_name(json, name);
+    put_text(json->file, value, length);
 }
 
 void json_int(json_out *json, const char *name, int64_t value)
 {
     put_name(json, name);
     fprintf(json->file, "%" PRId64, value);
+}
+
+void shortest_double(double value, char *text, size_t size)
+{
+    for (int digits = 6; digits <= 17; digits++) { /* few digits are enough for most */
+        snprintf(text, size, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
 }
 
 void json_double(json_out *json, const char *name, double value)
@@ -71,11 +88,7 @@ void json_double(json_out *json, const char *name, double value)
         return;
     }
     char text[40];
-    for (int digits = 6; digits <= 17; digits++) { /* few digits are enough for most */
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value)
-            break;
-    }
+    shortest_double(value, text, sizeof text);
     fputs(text, json->file);
 }
 

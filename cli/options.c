@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "json_out.h"
 
 enum { SPECS_MAX = 128 };
 
@@ -185,15 +186,6 @@ static bool append(char *text, size_t size, const char *comma, const char *item)
     return (size_t)snprintf(text + used, size - used, "%s%s", comma, item) < size - used;
 }
 
-static void print_double(double value, char *text, size_t size)
-{
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(text, size, "%.*g", digits, value);
-        if (strtod(text, NULL) == value)
-            return;
-    }
-}
-
 static bool print_list(const option_spec *spec, char *text, size_t size)
 {
     const option_texts *texts = spec->value;
@@ -223,7 +215,7 @@ bool option_print(const option_spec *spec, char *text, size_t size)
         snprintf(number, sizeof number, "%" PRId64, *(int64_t *)spec->value);
         return append(text, size, "", number);
     case OPTION_DOUBLE:
-        print_double(*(double *)spec->value, number, sizeof number);
+        shortest_double(*(double *)spec->value, number, sizeof number);
         return append(text, size, "", number);
     case OPTION_WORD:
         return append(text, size, "", spec->words[*(int *)spec->value]);
@@ -326,7 +318,7 @@ bool options_parse(const option_set *set, int argc, char **argv, int *status)
         if (code == '?' || code == ':') {
             cli_error("%s: %s '%s' (fattn %s --help lists the options)", argv[0],
                       code == ':' ? "a value is missing after" : "unknown or ambiguous option, or one without value:",
-                      argv[optind - 1], argv[0]);
+                      optopt && optopt < 256 ? (char[]){'-', (char)optopt, 0} : argv[optind - 1], argv[0]);
             return false;
         }
         if (!take_option(set, code))

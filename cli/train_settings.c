@@ -127,13 +127,13 @@ static bool apply(train_settings *s, const char *label, const char *key, const c
 
 static bool apply_preset(train_settings *s, const char *name)
 {
-    const config_pair *pair = config_preset(name);
-    if (!pair)
-        cli_error("--preset: '%s' is none of: tiny, small", name);
-    for (; pair && pair->key; ++pair)
+    int index;
+    if (!option_parse_word("--preset", name, config_preset_names(), &index))
+        return false;
+    for (const config_pair *pair = config_preset(name); pair->key; ++pair)
         if (!apply(s, name, pair->key, pair->value))
             return false;
-    return pair != NULL;
+    return true;
 }
 
 static bool apply_set(train_settings *s, const char *label, const config_set *set)

@@ -100,9 +100,9 @@ static bool map_fenced(arena *a, size_t bytes, layout_kind layout)
 static bool make_islands(arena *a, const tensor *t, layout_kind layout, int64_t band)
 {
     const bool apart = layout == LAYOUT_FAR && t->batch > 1;
-    a->islands = apart ? (int)t->batch : 1;
-    if (a->islands > ARENA_ISLANDS_MAX)
+    if (apart && t->batch > ARENA_ISLANDS_MAX)
         return false;
+    a->islands = apart ? (int)t->batch : 1;
     for (int i = 0; i < a->islands; i++) {
         a->low[i] = apart ? i * t->view.stride_batch : 0;
         a->high[i] = apart ? a->low[i] + 2 * band + t->heads * t->rows * t->cols : a->count;

@@ -80,6 +80,8 @@ static double element(filling *f, int64_t i, int64_t d)
         return f->role == ROLE_V ? 1 : normal;
     case FILL_MINUS_INF:
         return f->role == ROLE_Q ? 0.1 + fabs(normal) : f->role == ROLE_K ? -INFINITY : normal;
+    case FILL_MINUS_INF_KEY:
+        return f->role == ROLE_Q ? 0.1 + fabs(normal) : f->role == ROLE_K && i == 0 ? -INFINITY : normal;
     default:
         return normal;
     }

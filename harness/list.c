@@ -264,6 +264,7 @@ static void add_fills(maker *m)
 static void add_not_finite(maker *m)
 {
     const fattn_mask causal = FATTN_MASK_CAUSAL;
+    add(m, with_fill(problem_of(1, 2, 1), FILL_MINUS_INF_KEY), ALL); /* dS is 0 twice, and dq NaN all the same */
     for (int i = 0; i < (m->level == LIST_QUICK ? 1 : 3); i++) {
         static const int lengths[][2] = {{30, 45}, {150, 200}, {5, 3}};
         const int64_t q = lengths[i][0], k = lengths[i][1];
@@ -276,6 +277,8 @@ static void add_not_finite(maker *m)
         add(m, with_fill(with_mask(problem_of(q, k + q, 24), causal, 0), FILL_NAN_UNUSED), ALL);
         problem p = with_mask(problem_of(k, k, 24), causal, 0); /* the last row alone keeps the NaN */
         add(m, with_fill(p, FILL_NAN_V), F32 | F64 | FWD);
+        add(m, with_fill(problem_of(q, k, 24), FILL_MINUS_INF_KEY), ALL);
+        add(m, with_fill(with_mask(problem_of(q, k, 24), causal, 0), FILL_MINUS_INF_KEY), ALL);
         p = with_mask(problem_of(q, k + 60, 24), FATTN_MASK_WINDOW, FATTN_ALIGN_BOTTOM_RIGHT);
         p.left = 9;
         add(m, with_fill(p, FILL_NAN_UNUSED), ALL);

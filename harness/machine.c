@@ -26,7 +26,8 @@ void machine_cpu_name(char *text, size_t size)
         if (!colon || strncmp(line, "model name", 10) != 0)
             continue;
         line[strcspn(line, "\n")] = '\0';
-        snprintf(text, size, "%s", colon + 2);
+        colon += 1 + strspn(colon + 1, " \t");
+        snprintf(text, size, "%s", colon);
         break;
     }
     fclose(file);

@@ -29,8 +29,6 @@ typedef enum vector_unit {
     UNIT_AVX512 /* 16 floats */
 } vector_unit;
 
-extern const char *const vector_unit_names[];
-
 /* The unit that a kernel uses, by its name: ..._avx512_..., ..._avx2_..., ..._generic_...; the best that the CPU has for
  * any other name. features: FATTN_CPU_... bits. */
 vector_unit machine_unit(const char *kernel, uint32_t features);

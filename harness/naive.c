@@ -24,12 +24,6 @@ static double largest(const double *values, int64_t count)
 #define LOG2    log2f
 #define NAME(x) x##_float
 #include "naive_body.h"
-#undef REAL
-#undef EXP
-#undef EXP2
-#undef LOG
-#undef LOG2
-#undef NAME
 
 #define REAL    double
 #define EXP     exp
@@ -38,12 +32,6 @@ static double largest(const double *values, int64_t count)
 #define LOG2    log2
 #define NAME(x) x##_double
 #include "naive_body.h"
-#undef REAL
-#undef EXP
-#undef EXP2
-#undef LOG
-#undef LOG2
-#undef NAME
 
 #define REAL    long double
 #define EXP     expl
@@ -52,12 +40,6 @@ static double largest(const double *values, int64_t count)
 #define LOG2    log2l
 #define NAME(x) x##_long
 #include "naive_body.h"
-#undef REAL
-#undef EXP
-#undef EXP2
-#undef LOG
-#undef LOG2
-#undef NAME
 
 int64_t result_rows(const problem *p, result_kind kind)
 {

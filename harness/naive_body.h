@@ -268,3 +268,10 @@ static bool NAME(run)(const problem *p, const tensors *t, results *r, naive_form
     NAME(free_work)(&w);
     return ok;
 }
+
+#undef REAL
+#undef EXP
+#undef EXP2
+#undef LOG
+#undef LOG2
+#undef NAME

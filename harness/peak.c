@@ -10,8 +10,6 @@
 
 #include "machine.h"
 
-const char *const vector_unit_names[] = {"base", "avx2", "avx512"};
-
 enum { FMA_ROUNDS = 20000 };
 
 /* One window: returns the operations done. */

@@ -44,6 +44,7 @@ const char *const fill_names[FILL_COUNT + 1] = {
     [FILL_INF_Q] = "fill-inf-q",
     [FILL_INF_K] = "fill-inf-k",
     [FILL_MINUS_INF] = "fill-minus-inf",
+    [FILL_MINUS_INF_KEY] = "fill-minus-inf-key",
 };
 
 problem problem_of(int64_t seq_q, int64_t seq_k, int64_t dim)
@@ -91,6 +92,23 @@ bool problem_keeps(const problem *p, int64_t i, int64_t j)
 double problem_scale(const problem *p)
 {
     return p->scale != 0 ? p->scale : 1 / sqrt((double)p->dim);
+}
+
+bool problem_fits(const problem *p)
+{
+    const int64_t most = (int64_t)1 << 40;
+    const int64_t heads_kv = p->heads_q / p->group;
+    const int64_t tensors[4][4] = {{p->batch, p->heads_q, p->seq_q, p->dim},
+                                   {p->batch, p->heads_q, p->seq_q, p->dim_v},
+                                   {p->batch, heads_kv, p->seq_k, p->dim},
+                                   {p->batch, heads_kv, p->seq_k, p->dim_v}};
+    for (int t = 0; t < 4; t++) {
+        int64_t count = 1;
+        for (int i = 0; i < 4; i++)
+            if (__builtin_mul_overflow(count, tensors[t][i] > 0 ? tensors[t][i] : 1, &count) || count > most)
+                return false;
+    }
+    return true;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- printing */
@@ -255,6 +273,7 @@ bool problem_parse(const char *text, problem *p, char *complaint, size_t size)
                         : p->dim < 1                                 ? "d.. is missing"
                         : p->heads_q < 1                             ? "h must be 1 or more"
                         : p->group < 1 || p->heads_q % p->group != 0 ? "gqa does not divide h"
+                        : !problem_fits(p)                           ? "a tensor has more than 2^40 elements"
                                                                      : NULL;
     if (wrong)
         snprintf(complaint, size, "%s", wrong);

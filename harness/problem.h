@@ -42,23 +42,24 @@ typedef enum layout_kind {
 } layout_kind;
 
 typedef enum fill_kind {
-    FILL_NORMAL,     /* normal random numbers */
-    FILL_SPIKY,      /* some keys and values are 30 times larger */
-    FILL_EQUAL,      /* every key the same: every score of a row too */
-    FILL_LARGE,      /* scores of standard deviation 130 */
-    FILL_RISING,     /* each key's score is larger than the one before: the running maximum always moves */
-    FILL_FALLING,    /* the first key has the largest score */
-    FILL_LOW,        /* every score below -5e4 */
-    FILL_HIGH,       /* every element 133120 */
-    FILL_ZERO,       /* everything 0 */
-    FILL_SUBNORMAL,  /* k and v (and dout) too small to be normal numbers */
-    FILL_ONES,       /* v = 1: out is 1 */
-    FILL_NAN_Q,      /* one NaN in one row of q */
-    FILL_NAN_V,      /* one NaN in v at the last key */
-    FILL_NAN_UNUSED, /* NaN in k and v at every key that no query keeps */
-    FILL_INF_Q,      /* one infinity in one row of q */
-    FILL_INF_K,      /* one infinity in one row of k */
-    FILL_MINUS_INF,  /* q > 0, k = -inf: every score -inf, every row as if empty */
+    FILL_NORMAL,        /* normal random numbers */
+    FILL_SPIKY,         /* some keys and values are 30 times larger */
+    FILL_EQUAL,         /* every key the same: every score of a row too */
+    FILL_LARGE,         /* scores of standard deviation 130 */
+    FILL_RISING,        /* each key's score is larger than the one before: the running maximum always moves */
+    FILL_FALLING,       /* the first key has the largest score */
+    FILL_LOW,           /* every score below -5e4 */
+    FILL_HIGH,          /* every element 133120 */
+    FILL_ZERO,          /* everything 0 */
+    FILL_SUBNORMAL,     /* k and v (and dout) too small to be normal numbers */
+    FILL_ONES,          /* v = 1: out is 1 */
+    FILL_NAN_Q,         /* one NaN in one row of q */
+    FILL_NAN_V,         /* one NaN in v at the last key */
+    FILL_NAN_UNUSED,    /* NaN in k and v at every key that no query keeps */
+    FILL_INF_Q,         /* one infinity in one row of q */
+    FILL_INF_K,         /* one infinity in one row of k */
+    FILL_MINUS_INF,     /* q > 0, k = -inf: every score -inf, every row as if empty */
+    FILL_MINUS_INF_KEY, /* q > 0, key 0 is -inf, other keys are finite: a weight of exactly 0 beside an infinity */
     FILL_COUNT
 } fill_kind;
 
@@ -92,6 +93,9 @@ fattn_desc problem_desc(const problem *p);
 
 /* Whether query row i keeps key j: the definition of the header, pair by pair, on purpose not by intervals. */
 bool problem_keeps(const problem *p, int64_t i, int64_t j);
+
+/* Whether every tensor has at most 2^40 elements, so that products of sizes do not overflow. */
+bool problem_fits(const problem *p);
 
 /* The factor on the scores: scale, or its default. */
 double problem_scale(const problem *p);

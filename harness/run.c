@@ -18,19 +18,22 @@
 /* What runs now, for the fault handler. */
 static char running[PROBLEM_NAME_SIZE + 96];
 
+static int fault_fd = STDOUT_FILENO;
+
 static void on_fault(int number)
 {
     static const char head[] = "FAIL ", tail[] = ": touches memory outside its tensors (a signal ended the run)\n";
-    if (write(STDOUT_FILENO, head, sizeof head - 1) < 0 || write(STDOUT_FILENO, running, strlen(running)) < 0 ||
-        write(STDOUT_FILENO, tail, sizeof tail - 1) < 0)
+    if (write(fault_fd, head, sizeof head - 1) < 0 || write(fault_fd, running, strlen(running)) < 0 ||
+        write(fault_fd, tail, sizeof tail - 1) < 0)
         _exit(2);
     _exit(number ? 1 : 2);
 }
 
-void harness_catch_faults(void)
+void harness_catch_faults(int fd)
 {
     static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
     struct sigaction action = {.sa_handler = on_fault};
+    fault_fd = fd;
     for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
         sigaction(signals[i], &action, NULL);
 }
@@ -42,13 +45,19 @@ harness harness_make(void)
     return (harness){.forward = fattn_forward, .backward = fattn_backward, .threads = {1, 2, 7}, .threads_count = 3};
 }
 
+/* Forgets the context that was made first. */
+static void drop_oldest(harness *h)
+{
+    fattn_context_destroy(h->cache[0].context);
+    free(h->cache[0].kernel);
+    h->cached--;
+    memmove(&h->cache[0], &h->cache[1], (size_t)h->cached * sizeof h->cache[0]);
+}
+
 void harness_free(harness *h)
 {
-    for (int i = 0; i < h->cached; i++) {
-        fattn_context_destroy(h->cache[i].context);
-        free(h->cache[i].kernel);
-    }
-    h->cached = 0;
+    while (h->cached)
+        drop_oldest(h);
 }
 
 static bool same_text(const char *a, const char *b)
@@ -62,7 +71,7 @@ fattn_context *harness_context(harness *h, const char *kernel, int threads)
         if (h->cache[i].threads == threads && same_text(h->cache[i].kernel, kernel))
             return h->cache[i].context;
     if (h->cached == HARNESS_CONTEXTS_MAX)
-        harness_free(h);
+        drop_oldest(h);
     const fattn_context_options options = {.struct_size = sizeof options, .threads = threads, .kernel = kernel};
     fattn_context *context;
     if (fattn_context_create(&options, &context) != FATTN_OK)

@@ -41,7 +41,8 @@ typedef struct harness {
 harness harness_make(void); /* 1, 2 and 7 threads */
 void harness_free(harness *h);
 
-/* A context that forces a kernel (NULL: none), from the cache. NULL on failure; fattn_last_error() says why. */
+/* A context that forces a kernel (NULL: none), from the cache; it stays valid while HARNESS_CONTEXTS_MAX - 1 others are made.
+ * NULL on failure; fattn_last_error() says why. */
 fattn_context *harness_context(harness *h, const char *kernel, int threads);
 
 /* A kernel and what it says to a problem. */
@@ -85,7 +86,7 @@ verdict case_run(harness *h, test_case *c, const char *kernel);
 /* An automatic call: runs the kernel that the query promised, with the same bits as when it is forced. */
 verdict case_run_automatic(harness *h, test_case *c, const char *promised);
 
-/* From here on a stray access to memory prints which problem and kernel ran, and ends the process with exit code 1. */
-void harness_catch_faults(void);
+/* From here on a stray access to memory writes to fd which problem and kernel ran, and ends the process with exit code 1. */
+void harness_catch_faults(int fd);
 
 #endif

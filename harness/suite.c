@@ -26,12 +26,10 @@ static double seconds(void)
 
 /* ----------------------------------------------------------------------------------------------------------- selecting */
 
-/* Cuts "name@kernel" into its two parts. */
-static bool split_pattern(const char *pattern, char name[PROBLEM_NAME_SIZE], const char **kernel)
+/* Copies what stands before the @ of "name@kernel". False if it is longer than any name. */
+static bool pattern_name(const char *pattern, char name[PROBLEM_NAME_SIZE])
 {
-    const char *at = strchr(pattern, '@');
-    const size_t length = at ? (size_t)(at - pattern) : strlen(pattern);
-    *kernel = at ? at + 1 : NULL;
+    const size_t length = strcspn(pattern, "@");
     if (length >= PROBLEM_NAME_SIZE)
         return false;
     memcpy(name, pattern, length);
@@ -41,17 +39,17 @@ static bool split_pattern(const char *pattern, char name[PROBLEM_NAME_SIZE], con
 
 bool suite_problems(suite *s, problem_list *list)
 {
-    char name[PROBLEM_NAME_SIZE];
-    const char *kernel = NULL;
+    char name[PROBLEM_NAME_SIZE] = "";
+    const bool possible = !s->pattern || pattern_name(s->pattern, name);
     problem p;
     *list = (problem_list){0};
-    if (s->pattern && split_pattern(s->pattern, name, &kernel) && problem_parse(name, &p, NULL, 0)) {
+    if (s->pattern && possible && problem_parse(name, &p, NULL, 0)) {
         list->item = malloc(sizeof p);
         if (list->item) {
             list->item[0] = p;
             list->count = list->capacity = 1;
         }
-    } else {
+    } else if (possible) {
         *list = problem_list_make(s->level, s->seed);
         if (s->pattern)
             problem_list_filter(list, name);
@@ -226,7 +224,8 @@ bool suite_run(suite *s, FILE *file)
     problem_list_free(&list);
     s->seconds = seconds() - start;
     if (s->kernel_count == 0) {
-        snprintf(s->complaint, sizeof s->complaint, "no kernel has the name asked for");
+        snprintf(s->complaint, sizeof s->complaint, "%s",
+                 s->unplaced ? "not enough memory for this problem" : "no kernel has the name asked for");
         return false;
     }
     if (!s->quiet)

@@ -14,10 +14,10 @@
 
 enum { CONFIG_MOST_BYTES = 1 << 20 };
 
-/* tiny learns the small world in about two minutes on two cores; small wants a real text and some hours. */
+/* tiny learns the small world in about a minute on two cores; small wants a real text and some hours. */
 static const config_pair tiny[] = {{"hidden", "128"},     {"layers", "4"},  {"heads", "4"},    {"heads-kv", "2"},
-                                   {"head-dim", "32"},    {"ffn", "384"},   {"tied", "true"},  {"rope-theta", "10000"},
-                                   {"seq", "256"},        {"batch", "8"},   {"steps", "2000"}, {"lr", "0.0015"},
+                                   {"head-dim", "32"},    {"ffn", "256"},   {"tied", "true"},  {"rope-theta", "10000"},
+                                   {"seq", "256"},        {"batch", "8"},   {"steps", "1400"}, {"lr", "0.003"},
                                    {"min-lr", "1e-4"},    {"warmup", "40"}, {"beta2", "0.99"}, {"weight-decay", "0.02"},
                                    {"eval-every", "500"}, {NULL, NULL}};
 static const config_pair small[] = {{"hidden", "384"},     {"layers", "6"},   {"heads", "6"},    {"heads-kv", "2"},

@@ -209,8 +209,3 @@ void decoder_rewind(decoder *d, int64_t length)
     if (length >= 0 && length < d->length)
         d->length = length;
 }
-
-size_t decoder_bytes(const decoder *d)
-{
-    return d->block_floats * sizeof *d->block + d->workspace_bytes;
-}

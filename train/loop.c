@@ -25,7 +25,7 @@ typedef struct trainer {
     int32_t *tokens, *targets;         /* [batch, seq] each */
     size_t mem_bytes;
     int64_t first_step; /* of this run */
-    double started, update_seconds;
+    double started;
 } trainer;
 
 static bool open_steps(trainer *t)
@@ -85,7 +85,7 @@ static void next_batch(trainer *t)
     data_reader_next(&t->reader, t->options->batch, t->tokens, t->targets);
 }
 
-/* One update. False if loss or gradient is not finite: then nothing was changed. */
+/* One update. False if loss or gradient is not finite: then model and optimizer are what they were. */
 static bool update(trainer *t, train_report *report)
 {
     const int64_t parts = t->options->accumulate;
@@ -124,8 +124,10 @@ static bool measure(trainer *t, train_report *report)
 {
     const train_options *options = t->options;
     evaluation result;
-    if (!evaluate(t->val_step, &t->val, options->batch, options->seq, options->eval_batches * options->batch * options->seq,
-                  &result))
+    int64_t most;
+    if (__builtin_mul_overflow(options->batch * options->seq, options->eval_batches, &most))
+        most = 0; /* all there are */
+    if (!evaluate(t->val_step, &t->val, options->batch, options->seq, most, &result))
         return false;
     report->has_val = true;
     report->val_loss = result.loss;
@@ -189,7 +191,7 @@ static void estimate(trainer *t, train_report *report)
 static train_result run_steps(trainer *t)
 {
     const train_options *options = t->options;
-    bool stopped = false, saved = true; /* the state at hand is on disk */
+    bool stopped = false, saved = false; /* saved: the state at hand is in options->out */
     if (options->started)
         options->started(options->user);
     while (t->o->step < options->schedule.steps && !stopped) {

@@ -8,8 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* More than any machine has; even 2^17 such buffers can be added up. */
+static const size_t most_bytes = (size_t)1 << 46;
+
 int memory_add(memory_plan *a, size_t bytes, memory_use use)
 {
+    if (bytes > most_bytes) {
+        a->failed = true;
+        return -1;
+    }
     if (a->count == a->capacity) {
         int capacity = a->capacity ? 2 * a->capacity : 64;
         planned_buffer *buffers = realloc(a->buffers, (size_t)capacity * sizeof *buffers);

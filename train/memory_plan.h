@@ -37,7 +37,8 @@ typedef struct memory_plan {
     size_t peak_use[MEMORY_USES]; /* how the bytes alive at the fullest moment are used; their sum is at most `bytes` */
 } memory_plan;
 
-/* Adds a buffer that does not live yet and returns its number; -1 without memory, which memory_failed() remembers. */
+/* Adds a buffer that does not live yet and returns its number; -1 if there is no memory for it, which memory_failed()
+ * remembers. */
 int memory_add(memory_plan *a, size_t bytes, memory_use use);
 bool memory_failed(const memory_plan *a);
 /* Buffer `number` is in use at `time` in its life number `life`. Times begin at 0. */

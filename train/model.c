@@ -7,6 +7,7 @@
  */
 #include "model.h"
 #include "error.h"
+#include "random.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -61,7 +62,7 @@ bool attention_path_parse(const char *text, attention_path *path)
                 return true;
         }
     }
-    return train_fail("attention is '%s', but must be composed, flash, block:N or window:N with N >= 1", text);
+    return train_fail("'%s' is none of: composed, flash, block:N, window:W", text);
 }
 
 const char *attention_path_print(attention_path path, char *text, size_t size)
@@ -174,22 +175,13 @@ static void connect(model *m)
 
 /* ------------------------------------------------------------------------------------------------------- first values */
 
-/* SplitMix64 (Steele, Lea, Flood 2014): a counter that is mixed. */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 /* A normal deviate as the sum of twelve uniform ones, less 6: additions and a shift only, so the same bits on every machine,
  * which the logarithm and cosine of other methods do not promise. Its tails end at 6 deviations. */
-static float next_normal(uint64_t *state)
+static float next_normal(random_state *state)
 {
     double sum = -6.0;
     for (int i = 0; i < 12; i++)
-        sum += (double)(next_random(state) >> 11) * 0x1p-53;
+        sum += random_unit(state);
     return (float)sum;
 }
 
@@ -201,7 +193,7 @@ static bool ends_with(const char *text, const char *end)
 
 static void initialise(model *m, uint64_t seed)
 {
-    uint64_t state = seed;
+    random_state state = {seed};
     float deviation = 0.02f, residual = m->config.layers ? (float)(0.02 / sqrt(2.0 * (double)m->config.layers)) : 0.0f;
     for (int i = 0; i < m->parameter_count; i++) {
         parameter *p = &m->parameters[i];
@@ -277,14 +269,6 @@ void model_free(model *m)
     free(m->rope_cos);
     free(m->rope_sin);
     free(m);
-}
-
-parameter *model_find(const model *m, const char *name)
-{
-    for (int i = 0; i < m->parameter_count; i++)
-        if (!strcmp(m->parameters[i].name, name))
-            return &m->parameters[i];
-    return NULL;
 }
 
 void model_zero_grad(model *m)

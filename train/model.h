@@ -82,8 +82,6 @@ typedef struct model {
  * The same seed gives the same bits on every machine. NULL, with train_error() set, for a bad configuration or no memory. */
 model *model_create(const model_config *config, uint64_t seed);
 void model_free(model *m);
-/* NULL if there is none of that name. */
-parameter *model_find(const model *m, const char *name);
 void model_zero_grad(model *m);
 
 /* ---------------------------------------------------------------------------------------------------------------- step */
@@ -141,6 +139,5 @@ bool decoder_feed(decoder *d, const int32_t *tokens, int64_t n, const float **lo
 /* How many tokens the cache holds, and going back to fewer (0: a new sequence). */
 int64_t decoder_length(const decoder *d);
 void decoder_rewind(decoder *d, int64_t length);
-size_t decoder_bytes(const decoder *d);
 
 #endif

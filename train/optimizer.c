@@ -133,7 +133,7 @@ bool optimizer_update(optimizer *o, double lr, double norm)
     if (!isfinite(norm))
         return train_fail("the norm of the gradients is not finite");
     o->step++;
-    double clip = c->clip > 0 && norm > c->clip ? c->clip / (norm + 1e-6) : 1.0;
+    double clip = c->clip > 0 ? c->clip / (norm + 1e-6) : 1.0;
     factors f = {.clip = (float)(clip < 1.0 ? clip : 1.0),
                  .decay = (float)(1.0 - lr * c->weight_decay),
                  .beta1 = (float)c->beta1,

@@ -29,10 +29,13 @@ typedef struct sleepers {
     bool there, done; /* the team exists; it may go */
 } sleepers;
 
+/* OpenMP ends the process if it cannot make a thread, and a machine with this many idle processors is not crowded. */
+enum { SLEEPERS_MOST = 64 };
+
 static void *sleep_beside(void *arg)
 {
     sleepers *s = arg;
-    int counted = 0;
+    int counted = 0; /* keeps the team from being optimised away */
 #pragma omp parallel num_threads(s->count) reduction(+ : counted)
     counted++;
     pthread_mutex_lock(&s->lock);
@@ -44,20 +47,27 @@ static void *sleep_beside(void *arg)
     return NULL;
 }
 
-/* Without them work is slower at worst, so that failing to make them is no failure. */
+static void sleepers_free(sleepers *s)
+{
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
+    free(s);
+}
+
+/* Without them work is slower at worst, so that not making them is no failure. */
 static sleepers *sleepers_start(int threads)
 {
-    if (threads < 2 || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
+    int idle = omp_get_num_procs() - threads, count = (idle > 0 ? idle : 0) + 2;
+    if (threads < 2 || count > SLEEPERS_MOST || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
         return NULL;
     sleepers *s = calloc(1, sizeof *s);
     if (!s)
         return NULL;
-    int idle = omp_get_num_procs() - threads;
-    s->count = (idle > 0 ? idle : 0) + 2;
+    s->count = count;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     if (pthread_create(&s->thread, NULL, sleep_beside, s)) {
-        free(s);
+        sleepers_free(s);
         return NULL;
     }
     pthread_mutex_lock(&s->lock);
@@ -76,9 +86,7 @@ static void sleepers_stop(sleepers *s)
     pthread_cond_signal(&s->changed);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->changed);
-    free(s);
+    sleepers_free(s);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- processor */
@@ -137,6 +145,22 @@ static bool has_kernel(const char *family)
     return can;
 }
 
+/* Sets the threads that OpenMP's loops run on from now on, and returns how many there are. OMP_THREAD_LIMIT may allow fewer;
+ * then oneDNN, which divides its work by the number it was told, must be told the true one, or it leaves parts undone. */
+static int set_threads(int threads)
+{
+    int there = 0;
+    omp_set_dynamic(0);
+    omp_set_num_threads(threads);
+#pragma omp parallel reduction(+ : there)
+    {
+        flush_subnormals();
+        there++;
+    }
+    omp_set_num_threads(there);
+    return there;
+}
+
 bool runtime_open(runtime *r, int threads)
 {
     memset(r, 0, sizeof *r);
@@ -144,22 +168,18 @@ bool runtime_open(runtime *r, int threads)
         return train_fail("threads must be 0 .. 1024, not %d", threads);
     if (!processor_fits())
         return false;
-    flush_subnormals();
-    r->flash = make_context(threads, NULL);
     fattn_context_info info = {.struct_size = sizeof info};
-    if (!r->flash || fattn_context_query(r->flash, &info) != FATTN_OK)
-        return false;
-    r->threads = info.threads;
-    omp_set_dynamic(0);
-    omp_set_num_threads(r->threads);
-#pragma omp parallel
-    flush_subnormals();
-    r->sleepers = sleepers_start(r->threads);
     r->composed_name = has_kernel("composed") ? "composed" : "ref";
-    r->composed = make_context(r->threads, r->composed_name);
-    if (!r->composed)
+    r->flash = make_context(threads, NULL);
+    r->composed = make_context(threads, r->composed_name);
+    if (!r->flash || !r->composed || fattn_context_query(r->flash, &info) != FATTN_OK) {
         runtime_close(r);
-    return r->composed != NULL;
+        return false;
+    }
+    flush_subnormals();
+    r->threads = set_threads(info.threads);
+    r->sleepers = sleepers_start(r->threads);
+    return true;
 }
 
 void runtime_close(runtime *r)

@@ -6,7 +6,8 @@
  *
  * GCC's OpenMP lets idle threads spin for milliseconds, and if another program wants the cores, a step then takes ten times
  * as long (measured: 1,400 against 15,000 tokens/s). It spins a thousand times less where a process has more OpenMP threads
- * than processors (its manual, GOMP_SPINCOUNT). So the runtime keeps a few more, asleep; OMP_WAIT_POLICY overrules that.
+ * than processors (its manual, GOMP_SPINCOUNT). So the runtime keeps a few more, asleep, unless
+ * very many processors are idle. OMP_WAIT_POLICY and GOMP_SPINCOUNT overrule that.
  *
  * Subnormal numbers are flushed to zero on these threads (exponentials of far-off keys and AdamW's second moments would
  * else fall among them, at a hundred cycles each). The setting stays on the calling thread.
@@ -26,7 +27,8 @@ typedef struct runtime {
     struct sleepers *sleepers; /* the threads that exist only to be counted; NULL: none */
 } runtime;
 
-/* threads 0 means as many as the process may use. Returns false, with train_error() set, if it cannot be. */
+/* threads 0 means as many as the process may use; OMP_THREAD_LIMIT can make it fewer, OMP_NUM_THREADS does not count. Returns
+ * false, with train_error() set, if it cannot be. */
 bool runtime_open(runtime *r, int threads);
 void runtime_close(runtime *r);
 

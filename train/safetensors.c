@@ -271,7 +271,7 @@ bool safetensors_parse(const void *bytes, size_t size, const char *label, safete
 
 static bool map_file(const char *path, void **map, size_t *size)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
     struct stat info;
     *map = NULL;
     if (fd < 0 || fstat(fd, &info) != 0) {

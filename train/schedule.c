@@ -1,7 +1,6 @@
 /* Learning rates: see schedule.h. */
 #include "schedule.h"
 #include <math.h>
-#include <string.h>
 
 double schedule_lr(const lr_schedule *s, int64_t step)
 {
@@ -13,19 +12,4 @@ double schedule_lr(const lr_schedule *s, int64_t step)
         return s->min_lr;
     double done = (double)(step - s->warmup) / (double)(s->steps - s->warmup);
     return s->min_lr + (s->lr - s->min_lr) * 0.5 * (1.0 + cos(acos(-1.0) * done));
-}
-
-bool schedule_parse(const char *text, schedule_kind *kind)
-{
-    for (int i = SCHEDULE_COSINE; i <= SCHEDULE_CONSTANT; i++)
-        if (!strcmp(text, schedule_name((schedule_kind)i))) {
-            *kind = (schedule_kind)i;
-            return true;
-        }
-    return false;
-}
-
-const char *schedule_name(schedule_kind kind)
-{
-    return kind == SCHEDULE_CONSTANT ? "constant" : "cosine";
 }

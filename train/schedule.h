@@ -8,7 +8,6 @@
 #ifndef TRAIN_SCHEDULE_H
 #define TRAIN_SCHEDULE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 typedef enum schedule_kind { SCHEDULE_COSINE = 0, SCHEDULE_CONSTANT } schedule_kind;
@@ -20,8 +19,5 @@ typedef struct lr_schedule {
 } lr_schedule;
 
 double schedule_lr(const lr_schedule *s, int64_t step);
-/* "cosine" or "constant". */
-bool schedule_parse(const char *text, schedule_kind *kind);
-const char *schedule_name(schedule_kind kind);
 
 #endif

@@ -62,12 +62,25 @@ static void record(model_step *s, const runtime *r)
     layer_cross_entropy(s->t, s->logits, &s->loss);
 }
 
+/* The widest row of an activation. */
+static int64_t widest(const model_config *c)
+{
+    const int64_t widths[] = {c->hidden, 2 * c->ffn, c->vocab, (c->heads + 2 * c->heads_kv) * c->head_dim};
+    int64_t most = 0;
+    for (int i = 0; i < 4; i++)
+        most = widths[i] > most ? widths[i] : most;
+    return most;
+}
+
 static bool check_options(const model *m, const step_options *o)
 {
     if (o->batch < 1 || o->batch > 1 << 24)
         return train_fail("batch is %" PRId64 ", but must be 1 or more", o->batch);
     if (o->seq < 1 || o->seq > m->config.max_seq)
         return train_fail("seq is %" PRId64 ", but the model takes 1 .. %" PRId64, o->seq, m->config.max_seq);
+    if (o->batch * o->seq > ((int64_t)1 << 40) / widest(&m->config))
+        return train_fail("batch %" PRId64 " and seq %" PRId64 " are too much: an activation would have more than 2^40 numbers",
+                          o->batch, o->seq);
     if (o->attention.kind >= ATTENTION_BLOCK && o->attention.size < 1)
         return train_fail("the size of attention's blocks or window is %" PRId64 ", but must be 1 or more", o->attention.size);
     if (o->backward && o->attention.kind == ATTENTION_BLOCK)

@@ -39,18 +39,24 @@
  *   lse        the natural logarithm of the softmax denominator, lse[b][h][i] = ln sum_j exp(scale * q_i . k_j), over the
  *              kept keys j; contiguous [batch, heads_q, seq_q]; float, or double where dtype is FATTN_F64.
  *   No keys    a query row that keeps no key (or whose every score is -inf) gives out 0, lse -inf, and zero gradients.
+ *   Range      subnormal numbers may count as 0. The kernels cpu_... compute in the tensors' own type, in log2 units and with
+ *              the scale folded into q and k: where the size of a score exceeds the type's largest number / log2(e), or an
+ *              element of scale * log2(e) * q or scale * k leaves its normal numbers, results are NaN, or as without the term.
  *   NaN        follows IEEE arithmetic: a NaN in a query row makes that row NaN and leaves the other rows alone.
  *   Sizes      every size counts elements, never bytes, except struct_size and workspace_size. Zero is a valid batch,
  *              seq_q or seq_k. Offsets are 64-bit throughout.
  *   Structs    begin with struct_size, set by the caller to sizeof the struct it was compiled with. Fields are only ever
  *              appended, and zero keeps the older meaning, so programs compiled with an older header keep working. A
  *              struct that is larger than the library's own is accepted only if the tail it does not know is zero.
- *   Errors     every call returns a status, and fattn_last_error() then names the field and both values. The library
- *              never prints, aborts or exits. After an error no output was written.
- *   Memory     calls allocate nothing. Ask fattn_workspace_size(), pass that many bytes. The workspace holds nothing
- *              between calls; calls that run at the same time need one each.
+ *   Errors     every call that can fail returns a status, and fattn_last_error() then says what was wrong, mostly a field
+ *              and the two values that disagree. The library never prints, aborts or exits. After an error no tensor was
+ *              written.
+ *   Memory     calls allocate nothing but, the first time, the threads of the built-in pool; only the kernel `composed` is
+ *              different, as its matrix product library may allocate. Ask fattn_workspace_size(), pass that many bytes. The
+ *              workspace holds nothing between calls; calls that run at the same time need one each.
  *   Threads    a context never changes after it was made, and any number of threads may use it at once.
- *   Determinism  results are the same bits for any number of threads and in every run with the same kernel.
+ *   Determinism  results are the same bits for any number of threads and in every run with the same kernel; on x86 also
+ *              whatever the caller's rounding mode is.
  */
 #ifndef FATTN_FATTN_H
 #define FATTN_FATTN_H
@@ -93,7 +99,7 @@ typedef enum fattn_status {
     FATTN_ERROR_UNSUPPORTED = -2, /* makes sense, but neither this version nor the forced kernel can do it */
     FATTN_ERROR_WORKSPACE = -3,   /* the workspace is missing or too small */
     FATTN_ERROR_MEMORY = -4,      /* the system had no memory (only when a context is made) */
-    FATTN_ERROR_SYSTEM = -5       /* the system refused something else, a thread say */
+    FATTN_ERROR_SYSTEM = -5       /* the system refused something else; no call returns it yet */
 } fattn_status;
 
 /* The name of a status, "FATTN_ERROR_ARGUMENT"; "unknown status" for a number that is none. Never NULL. */
@@ -234,7 +240,7 @@ typedef struct fattn_kernel_info {
     uint32_t struct_size; /* in: sizeof(fattn_kernel_info) */
     int32_t selected;     /* 1 if a call with this context and descriptor would run this kernel */
     const char *name;     /* "cpu_avx2_forward_f32"; static */
-    const char *refusal;  /* why it cannot, or should not, run here: "needs AVX-512"; NULL if it can and should; static */
+    const char *refusal;  /* why it cannot, should not, or was not asked to run here, "needs AVX2 and FMA"; else NULL; static */
     int32_t can_run;      /* 1 if forcing it would work */
     uint32_t needs;       /* FATTN_CPU_... bits */
     uint64_t workspace;   /* bytes it needs for this problem, if can_run */

@@ -6,8 +6,6 @@
  *
  * P is recomputed from q, k and lse, as the operation is given no more; a framework that kept P saves one product of five.
  */
-#include <math.h>
-
 #include "composed/composed.h"
 #include "core/pool.h"
 
@@ -20,12 +18,12 @@ static matrix whole(const work *w, int which, int64_t row, int64_t rows, int64_t
 }
 
 /* S to P in place. */
-static void probability_rows(const work *w, const block *at, const matrix *p, const float *lse)
+static void probability_rows(const work *w, const block *at, const matrix *p)
 {
     for (int64_t i = 0; i < p->rows; i++) {
         float *row = p->data + i * p->stride;
         const fattn_interval kept = composed_kept(at, i, p->columns);
-        w->words->probabilities(row + kept.lo, kept.hi - kept.lo, lse[i]);
+        w->words->probabilities(row + kept.lo, kept.hi - kept.lo, at->lse[i]);
         composed_clear(row, kept, p->columns);
     }
 }
@@ -40,15 +38,13 @@ static float row_delta(const matrix *dout, const matrix *out, int64_t i)
     return sum;
 }
 
-/* dP to dS in place. A row without keys has lse -inf and stays 0 even where dout or out are NaN. */
+/* dP to dS in place. */
 static void gradient_rows(const work *w, const block *at, const matrix *p, const matrix *ds, const matrix *dout,
-                          const matrix *out, const float *lse)
+                          const matrix *out)
 {
     for (int64_t i = 0; i < ds->rows; i++) {
         float *row = ds->data + i * ds->stride;
-        fattn_interval kept = composed_kept(at, i, ds->columns);
-        if (lse[i] == -(float)INFINITY)
-            kept.hi = kept.lo;
+        const fattn_interval kept = composed_kept(at, i, ds->columns);
         const float delta = row_delta(dout, out, i);
         w->words->gradient(row + kept.lo, p->data + i * p->stride + kept.lo, kept.hi - kept.lo, delta,
                            (float)w->problem->desc.scale);
@@ -65,8 +61,7 @@ static void row_unit(void *arg, int32_t lane, int64_t number)
     const int64_t first = number % w->blocks * w->rows;
     const int64_t rows = d->seq_q - first < w->rows ? d->seq_q - first : w->rows;
     const int64_t row = (b * d->heads_q + h) * d->seq_q + first; /* of all heads */
-    const float *lse = (const float *)launch->lse + row;
-    const block at = {d, first, 0};
+    const block at = {d, first, 0, (const float *)launch->lse + row};
     const matrix q = composed_matrix(&launch->q, b, h, first, rows, d->dim);
     const matrix k = composed_matrix(&launch->k, b, h_kv, 0, d->seq_k, d->dim);
     const matrix v = composed_matrix(&launch->v, b, h_kv, 0, d->seq_k, d->dim_v);
@@ -78,9 +73,9 @@ static void row_unit(void *arg, int32_t lane, int64_t number)
 
     const int threads = composed_threads_one();
     composed_scores(&at, (float)d->scale, &q, &k, &p);
-    probability_rows(w, &at, &p, lse);
+    probability_rows(w, &at, &p);
     composed_scores(&at, 1, &dout, &v, &ds);
-    gradient_rows(w, &at, &p, &ds, &dout, &out, lse);
+    gradient_rows(w, &at, &p, &ds, &dout, &out);
     composed_rows(&at, &ds, &k, &dq);
     composed_threads_restore(threads);
 }
@@ -94,7 +89,6 @@ static void key_unit(void *arg, int32_t lane, int64_t number)
     const int64_t b = number / w->key_blocks / d->heads_kv, h_kv = number / w->key_blocks % d->heads_kv;
     const int64_t first = number % w->key_blocks * w->keys;
     const int64_t keys = d->seq_k - first < w->keys ? d->seq_k - first : w->keys;
-    const block at = {d, 0, first};
     const matrix dk = composed_matrix(&launch->dk, b, h_kv, first, keys, d->dim);
     const matrix dv = composed_matrix(&launch->dv, b, h_kv, first, keys, d->dim_v);
     (void)lane;
@@ -102,6 +96,7 @@ static void key_unit(void *arg, int32_t lane, int64_t number)
     const int threads = composed_threads_one();
     for (int64_t h = h_kv * group; h < (h_kv + 1) * group; h++) {
         const int64_t row = (b * d->heads_q + h) * d->seq_q;
+        const block at = {d, 0, first, (const float *)launch->lse + row};
         const matrix q = composed_matrix(&launch->q, b, h, 0, d->seq_q, d->dim);
         const matrix dout = composed_matrix(&launch->dout, b, h, 0, d->seq_q, d->dim_v);
         const matrix p = whole(w, 0, row, d->seq_q, first, keys), ds = whole(w, 1, row, d->seq_q, first, keys);

@@ -6,10 +6,11 @@
  *     backward    P = exp(scale Q K^T - lse)  dS = P (dout V^T - D) scale       dQ = dS K   dK = dS^T Q   dV = P^T dout
  *
  * P, and in backward dS, are [batch, heads_q, seq_q, seq_k] in the workspace: all of them are written to memory and read
- * again, that is the point. The products are oneDNN's sgemm over all keys; the softmax looks only at kept keys. A unit is a
- * block of rows of one head, with sgemm on one thread: the threads of the context take units, which is better than sgemm's
- * own threads, as nothing waits between product and softmax. Blocks depend on the problem's shape alone, and so do results.
- * oneDNN allocates its packing buffers itself, so this kernel, unlike others, takes memory during a call.
+ * again, that is the point. A row without keys is known by its lse, so forward has room for one behind P. The products are
+ * oneDNN's sgemm over all keys; the softmax looks only at kept keys. A unit is a block of rows of one head, with sgemm on one
+ * thread: the threads of the context take units, which is better than sgemm's own threads, as nothing waits between product and
+ * softmax. Blocks depend on the problem's shape alone, and so do results. oneDNN allocates its packing buffers itself, so this
+ * kernel, unlike others, takes memory during a call.
  *
  * Files: products.c (sgemm, and what happens with odd strides and NaN), softmax.h and its three instruction sets, forward.c,
  * backward.c, and here the sizes and the table.
@@ -27,11 +28,17 @@ static int64_t blocks_for(int64_t heads, int64_t rows)
     return wanted < most ? wanted : most;
 }
 
+/* Query rows of all heads. */
+static int64_t rows_of(const fattn_desc *d)
+{
+    return d->batch * d->heads_q * d->seq_q;
+}
+
 /* Bytes of one [batch, heads_q, seq_q, seq_k] matrix, or 0 if `count` of them would not fit in 2^62 bytes. */
 static uint64_t matrix_bytes(const fattn_desc *d, int64_t count)
 {
     int64_t bytes;
-    if (__builtin_mul_overflow(d->batch * d->heads_q * d->seq_q, d->seq_k, &bytes) ||
+    if (__builtin_mul_overflow(rows_of(d), d->seq_k, &bytes) ||
         __builtin_mul_overflow(bytes, (int64_t)sizeof(float) * count, &bytes) || bytes > (int64_t)1 << 62)
         return 0;
     return (uint64_t)(bytes / count);
@@ -55,7 +62,7 @@ static const char *unworthy(const fattn_problem *p)
 
 static size_t forward_workspace(const fattn_problem *p)
 {
-    return (size_t)matrix_bytes(&p->desc, 1);
+    return (size_t)matrix_bytes(&p->desc, 1) + (size_t)rows_of(&p->desc) * sizeof(float);
 }
 
 static size_t backward_workspace(const fattn_problem *p)
@@ -91,7 +98,8 @@ static work plan(const fattn_problem *p, const fattn_launch *launch)
 
 static void forward(const fattn_problem *problem, const fattn_launch *launch)
 {
-    const work w = plan(problem, launch);
+    work w = plan(problem, launch);
+    w.own_lse = (float *)(void *)launch->workspace + rows_of(&problem->desc) * problem->desc.seq_k;
     composed_forward(&w);
 }
 

@@ -4,7 +4,7 @@
 #include "composed/composed.h"
 #include "core/pool.h"
 
-/* S to P in place: softmax of the kept keys, 0 elsewhere. */
+/* S to P in place: softmax of the kept keys, 0 elsewhere; and lse. */
 static void softmax_rows(const work *w, const block *at, const matrix *p, float *lse)
 {
     for (int64_t i = 0; i < p->rows; i++) {
@@ -12,8 +12,7 @@ static void softmax_rows(const work *w, const block *at, const matrix *p, float 
         const fattn_interval kept = composed_kept(at, i, p->columns);
         const float value = w->words->softmax(row + kept.lo, kept.hi - kept.lo);
         composed_clear(row, kept, p->columns);
-        if (lse)
-            lse[i] = value;
+        lse[i] = value;
     }
 }
 
@@ -26,7 +25,8 @@ static void unit(void *arg, int32_t lane, int64_t number)
     const int64_t first = number % w->blocks * w->rows;
     const int64_t rows = d->seq_q - first < w->rows ? d->seq_q - first : w->rows;
     const int64_t row = (b * d->heads_q + h) * d->seq_q + first; /* of all heads */
-    const block at = {d, first, 0};
+    float *const lse = (launch->lse ? (float *)launch->lse : w->own_lse) + row;
+    block at = {d, first, 0, NULL};
     const matrix q = composed_matrix(&launch->q, b, h, first, rows, d->dim);
     const matrix k = composed_matrix(&launch->k, b, h / w->problem->group, 0, d->seq_k, d->dim);
     const matrix v = composed_matrix(&launch->v, b, h / w->problem->group, 0, d->seq_k, d->dim_v);
@@ -36,7 +36,8 @@ static void unit(void *arg, int32_t lane, int64_t number)
 
     const int threads = composed_threads_one();
     composed_scores(&at, (float)d->scale, &q, &k, &p);
-    softmax_rows(w, &at, &p, launch->lse ? (float *)launch->lse + row : NULL);
+    softmax_rows(w, &at, &p, lse);
+    at.lse = lse;
     composed_rows(&at, &p, &v, &out);
     composed_threads_restore(threads);
 }

@@ -1,10 +1,11 @@
 /*
  * Matrix products of the composed baseline, on oneDNN's sgemm: row-major, one thread.
  *
- * sgemm multiplies everything, also the zeros where the mask keeps nothing, and takes only rows that lie one after the other.
- * Where that is not what attention means (a NaN or infinity in an operand, which 0 would not silence) or not possible (strides
- * less than a row), the same product is a plain loop over what the mask keeps. Also if sgemm finds no memory for its packing.
+ * sgemm multiplies everything, also the zeros outside what is kept, and takes only rows that lie one after the other. Where
+ * that is not what attention means (a NaN or infinity in an operand, which 0 would not silence) or not possible (strides less
+ * than a row), the same product is a plain loop over what is kept. Also if sgemm finds no memory for its packing.
  */
+#include <math.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <string.h>
 
@@ -34,6 +35,8 @@ matrix composed_matrix(const fattn_view *view, int64_t b, int64_t h, int64_t fir
 fattn_interval composed_kept(const block *at, int64_t i, int64_t columns)
 {
     fattn_interval kept = fattn_mask_row(at->desc, at->row + i);
+    if (at->lse && at->lse[i] == -(float)INFINITY)
+        return (fattn_interval){0, 0};
     kept.lo -= at->key;
     kept.hi -= at->key;
     if (kept.lo < 0)
@@ -85,8 +88,7 @@ static void add_scaled(float *y, float a, const float *x, int64_t n)
         y[i] += a * x[i];
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- c = a b^T
- */
+/* ---------------------------------------------------------------------------------------------------------- c = a b^T */
 
 static void scores_plain(const block *at, float alpha, const matrix *a, const matrix *b, const matrix *c)
 {
@@ -110,18 +112,14 @@ void composed_scores(const block *at, float alpha, const matrix *a, const matrix
         scores_plain(at, alpha, a, b, c);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- c = p b
- */
+/* ------------------------------------------------------------------------------------------------------------ c = p b */
 
 static void rows_plain(const block *at, const matrix *p, const matrix *b, const matrix *c)
 {
     for (int64_t i = 0; i < c->rows; i++) {
         const fattn_interval kept = composed_kept(at, i, p->columns);
         memset(row(c, i), 0, (size_t)c->columns * sizeof(float));
-        bool any = false; /* a row of zeros is one without keys: 0, whatever b holds */
         for (int64_t j = kept.lo; j < kept.hi; j++)
-            any = any || row(p, i)[j] != 0;
-        for (int64_t j = kept.lo; any && j < kept.hi; j++)
             add_scaled(row(c, i), row(p, i)[j], row(b, j), c->columns);
     }
 }
@@ -134,8 +132,7 @@ void composed_rows(const block *at, const matrix *p, const matrix *b, const matr
         rows_plain(at, p, b, c);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- c = p^T a
- */
+/* ---------------------------------------------------------------------------------------------------------- c = p^T a */
 
 static void columns_plain(const block *at, const matrix *p, const matrix *a, const matrix *c, bool add)
 {
@@ -143,10 +140,7 @@ static void columns_plain(const block *at, const matrix *p, const matrix *a, con
         memset(row(c, j), 0, (size_t)c->columns * sizeof(float));
     for (int64_t i = 0; i < p->rows; i++) {
         const fattn_interval kept = composed_kept(at, i, p->columns);
-        bool any = false;
         for (int64_t j = kept.lo; j < kept.hi; j++)
-            any = any || row(p, i)[j] != 0;
-        for (int64_t j = kept.lo; any && j < kept.hi; j++)
             add_scaled(row(c, j), row(p, i)[j], row(a, i), c->columns);
     }
 }

@@ -136,10 +136,7 @@ static float softmax(float *s, int64_t n)
 
 static void probabilities(float *s, int64_t n, float lse)
 {
-    if (lse == -(float)INFINITY)
-        memset(s, 0, (size_t)n * sizeof *s);
-    else
-        exponentials(s, n, lse);
+    exponentials(s, n, lse);
 }
 
 static void gradient(float *dp, const float *p, int64_t n, float delta, float scale)

@@ -11,8 +11,6 @@
 #include "core/system.h"
 #include "core/validate.h"
 
-enum { MOST_THREADS = 1024 };
-
 /* Which kernels to force: the option, else the environment, else none. An empty string is none. */
 static const char *forced_kernels(const fattn_context_options *options, const char **source)
 {
@@ -27,9 +25,9 @@ static const char *forced_kernels(const fattn_context_options *options, const ch
 
 static fattn_status check_options(const fattn_context_options *options, const char *kernel, const char *source)
 {
-    if (options->threads < 0 || options->threads > MOST_THREADS)
+    if (options->threads < 0 || options->threads > FATTN_THREADS_MOST)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "options.threads is %" PRId32 ", outside 0 .. %d", options->threads,
-                          MOST_THREADS);
+                          FATTN_THREADS_MOST);
     int length = 0;
     const char *unknown = kernel ? fattn_registry_unknown(kernel, &length) : NULL;
     if (unknown)
@@ -93,8 +91,9 @@ fattn_status fattn_context_create(const fattn_context_options *options, fattn_co
     made->parallel_for = own.parallel_for;
     made->user = own.user;
     if (!allocate(made, kernel)) {
+        const int32_t threads = made->threads;
         fattn_context_destroy(made);
-        return fattn_fail(FATTN_ERROR_MEMORY, "no memory for a pool of %" PRId32 " threads", own.threads);
+        return fattn_fail(FATTN_ERROR_MEMORY, "no memory for the parts of a context of %" PRId32 " threads", threads);
     }
     list_candidates(made, FATTN_OP_FORWARD);
     list_candidates(made, FATTN_OP_BACKWARD);

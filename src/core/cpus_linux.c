@@ -16,8 +16,6 @@
 
 #include "core/system.h"
 
-enum { MOST = 1024 };
-
 static int32_t affinity_count(void)
 {
     enum { MASK_CPUS = 16384 };
@@ -25,10 +23,10 @@ static int32_t affinity_count(void)
     unsigned long mask[MASK_CPUS / 8 / sizeof(unsigned long)];
     if (sched_getaffinity(0, bytes, (cpu_set_t *)mask) != 0) {
         const long online = sysconf(_SC_NPROCESSORS_ONLN);
-        return online < 1 ? 1 : online > MOST ? MOST : (int32_t)online;
+        return online < 1 ? 1 : online > FATTN_THREADS_MOST ? FATTN_THREADS_MOST : (int32_t)online;
     }
     const int count = CPU_COUNT_S(bytes, (cpu_set_t *)mask);
-    return count < 1 ? 1 : count > MOST ? MOST : count;
+    return count < 1 ? 1 : count > FATTN_THREADS_MOST ? FATTN_THREADS_MOST : count;
 }
 
 static bool read_line(const char *path, char *line, int size)
@@ -41,11 +39,11 @@ static bool read_line(const char *path, char *line, int size)
     return ok;
 }
 
-/* Processors that a quota is worth, rounded up; MOST if there is no quota. */
+/* Processors that a quota is worth, rounded up; FATTN_THREADS_MOST if there is no quota. */
 static int32_t quota_count(long long quota, long long period)
 {
-    if (quota <= 0 || period <= 0 || quota / period >= MOST)
-        return MOST;
+    if (quota <= 0 || period <= 0 || quota / period >= FATTN_THREADS_MOST)
+        return FATTN_THREADS_MOST;
     return (int32_t)((quota + period - 1) / period);
 }
 
@@ -56,22 +54,22 @@ static int32_t group_limit(const char *mount, const char *group, bool version_2)
     if (version_2) {
         snprintf(path, sizeof path, "%s%s/cpu.max", mount, group);
         if (!read_line(path, line, sizeof line) || sscanf(line, "%lld %lld", &quota, &period) != 2)
-            return MOST;
+            return FATTN_THREADS_MOST;
         return quota_count(quota, period);
     }
     snprintf(path, sizeof path, "%s%s/cpu.cfs_quota_us", mount, group);
     if (!read_line(path, line, sizeof line) || sscanf(line, "%lld", &quota) != 1)
-        return MOST;
+        return FATTN_THREADS_MOST;
     snprintf(path, sizeof path, "%s%s/cpu.cfs_period_us", mount, group);
     if (!read_line(path, line, sizeof line) || sscanf(line, "%lld", &period) != 1)
-        return MOST;
+        return FATTN_THREADS_MOST;
     return quota_count(quota, period);
 }
 
 /* The least limit of a group and those above it. */
 static int32_t path_limit(const char *mount, char *group, bool version_2)
 {
-    int32_t least = MOST;
+    int32_t least = FATTN_THREADS_MOST;
     for (;;) {
         const int32_t limit = group_limit(mount, group, version_2);
         least = limit < least ? limit : least;
@@ -95,10 +93,10 @@ static bool has_cpu_controller(const char *controllers)
 static int32_t quota_limit(void)
 {
     char line[PATH_MAX + 128];
-    int32_t least = MOST;
+    int32_t least = FATTN_THREADS_MOST;
     FILE *file = fopen("/proc/self/cgroup", "re");
     if (!file)
-        return MOST;
+        return FATTN_THREADS_MOST;
     while (fgets(line, sizeof line, file)) {
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
@@ -107,7 +105,7 @@ static int32_t quota_limit(void)
             continue;
         *controllers++ = '\0';
         *group++ = '\0';
-        int32_t limit = MOST;
+        int32_t limit = FATTN_THREADS_MOST;
         if (*controllers == '\0')
             limit = path_limit("/sys/fs/cgroup", group, true);
         else if (has_cpu_controller(controllers))

@@ -8,5 +8,5 @@
 int32_t fattn_usable_cpus(void)
 {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online < 1 ? 1 : online > 1024 ? 1024 : (int32_t)online;
+    return online < 1 ? 1 : online > FATTN_THREADS_MOST ? FATTN_THREADS_MOST : (int32_t)online;
 }

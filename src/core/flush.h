@@ -1,7 +1,8 @@
 /*
  * The floating-point mode in which kernels run: subnormals are zero (they cost a hundred cycles each on many processors, and
  * far-off keys make plenty), rounding is to nearest, nothing traps. Threads inherit the mode of whoever made them, so setting
- * all of it is what makes results independent of the caller's mode and the same on every thread.
+ * all of it is what makes results independent of the caller's mode and the same on every thread. On processors other than x86
+ * the mode is left as it is.
  */
 #ifndef FATTN_CORE_FLUSH_H
 #define FATTN_CORE_FLUSH_H

@@ -11,7 +11,7 @@
 typedef void (*fattn_unit_fn)(void *arg, int32_t lane, int64_t unit);
 
 /* fn(arg, lane, unit) for every unit in 0 .. units-1, with lane < lanes <= the context's threads. lanes == 1 or units == 1
- * runs on the calling thread. Subnormals are flushed to zero inside (x86: FTZ and DAZ), and the caller's mode restored. */
+ * runs on the calling thread. Units run in the floating-point mode of flush.h; the caller's is restored. */
 void fattn_run_units(const fattn_context *context, int32_t lanes, int64_t units, fattn_unit_fn fn, void *arg);
 
 #endif

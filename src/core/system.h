@@ -11,7 +11,9 @@
 /* FATTN_CPU_... bits that the processor has and whose registers the system saves. */
 uint32_t fattn_cpu_features(void);
 
-/* How many threads the process may run at once: at least 1, at most 1024. */
+enum { FATTN_THREADS_MOST = 1024 }; /* of a context */
+
+/* How many threads the process may run at once: 1 .. FATTN_THREADS_MOST. */
 int32_t fattn_usable_cpus(void);
 
 /* Sleeps while *word is `value`; may also return for no reason, so callers ask again. */

@@ -21,23 +21,27 @@ _Static_assert(sizeof(fattn_backward_args) == FATTN_BACKWARD_ARGS_FIRST_SIZE || 
 
 /* ----------------------------------------------------------------------------------------------------------- structs */
 
-static fattn_status check_size(uint32_t size, size_t first_size, const char *name)
+/* The struct_size of a caller's struct; 0 after an error, which is one of argument. */
+static uint32_t size_of_caller(const void *caller, size_t first_size, const char *name)
 {
-    if (size < first_size)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "%s.struct_size is %" PRIu32 ", less than %zu, the size of its first version",
-                          name, size, first_size);
-    return FATTN_OK;
+    uint32_t size;
+    if (!caller) {
+        fattn_fail(FATTN_ERROR_ARGUMENT, "%s is NULL", name);
+        return 0;
+    }
+    memcpy(&size, caller, sizeof size);
+    if (size >= first_size)
+        return size;
+    fattn_fail(FATTN_ERROR_ARGUMENT, "%s.struct_size is %" PRIu32 ", less than %zu, the size of its first version", name, size,
+               first_size);
+    return 0;
 }
 
 fattn_status fattn_struct_read(void *own, size_t own_size, size_t first_size, const void *caller, const char *name)
 {
-    uint32_t size;
-    if (!caller)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "%s is NULL", name);
-    memcpy(&size, caller, sizeof size);
-    const fattn_status status = check_size(size, first_size, name);
-    if (status != FATTN_OK)
-        return status;
+    const uint32_t size = size_of_caller(caller, first_size, name);
+    if (size == 0)
+        return FATTN_ERROR_ARGUMENT;
     const unsigned char *bytes = caller;
     for (size_t i = own_size; i < size; i++)
         if (bytes[i] != 0)
@@ -55,13 +59,9 @@ fattn_status fattn_struct_read(void *own, size_t own_size, size_t first_size, co
 
 fattn_status fattn_struct_write(const void *own, size_t own_size, size_t first_size, void *caller, const char *name)
 {
-    uint32_t size;
-    if (!caller)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "%s is NULL", name);
-    memcpy(&size, caller, sizeof size);
-    const fattn_status status = check_size(size, first_size, name);
-    if (status != FATTN_OK)
-        return status;
+    const uint32_t size = size_of_caller(caller, first_size, name);
+    if (size == 0)
+        return FATTN_ERROR_ARGUMENT;
     const size_t end = size < own_size ? size : own_size;
     memcpy((char *)caller + sizeof size, (const char *)own + sizeof size, end - sizeof size);
     return FATTN_OK;

@@ -12,9 +12,9 @@
  *   prepare   per query head: Q and dO packed twice, transposed in panels (for the scores) and in column strips (for the
  *             gradients), and -lse, -D
  *   blocks    a unit is one key/value head and one range of its keys: it owns its dk and dv, summing over the query heads of
- *             the group, and adds to a dq partial of its own. Per block of GRAD_KEYS keys it walks over blocks of queries
- *   reduce    dq = the sum of the partials of all ranges, in order; left out where there is one range and rows are whole
- * vectors
+ *             the group, and adds to a partial dq of its own. Per block of GRAD_KEYS keys it walks over blocks of queries
+ *   reduce    dq = the sum of the partials of all ranges, in order; left out where there is one range, and dim and seq_q are
+ *             whole vectors: then blocks add to dq itself
  *
  * No atomics, and the number of ranges depends on the shape alone: the bits do not depend on threads.
  */
@@ -24,8 +24,8 @@
 #include "gradient.h"
 
 enum {
-    UNITS_WANTED = 32, /* (head, range) units that a call should have, so that many threads find work */
-    RANGES_MOST = 8,
+    UNITS_WANTED = 32,     /* (head, range) units that a call should have, so that many threads find work */
+    RANGES_MOST = 8,       /* each has a partial as large as dq in the workspace */
     RANGE_KEYS_LEAST = 256 /* shorter ranges would spend more on the partials of dq than they share out */
 };
 
@@ -39,10 +39,10 @@ typedef struct backward {
     int64_t ranges;      /* of keys per head, each a unit */
     span *spans;         /* [panels] the keys that each panel keeps */
     int64_t *bounds;     /* [ranges + 1] in blocks of keys */
-    real *qt, *dot;      /* [batch heads_q][rows][dim, dim_v] panels, transposed */
-    real *qs, *dos;      /* [batch heads_q][rows][dim, dim_v padded] strips */
+    real *qt, *dot;      /* [batch heads_q] panels [dim, dim_v][width]; qt times scale log2(e) */
+    real *qs, *dos;      /* [batch heads_q] strips [rows][width]; qs times scale */
     real *nlse, *nd;     /* [batch heads_q][rows] -lse log2(e), -D */
-    uint8_t *oddities;   /* [batch heads_q][panels] */
+    uint8_t *oddities;   /* [batch heads_q][panels], ODD_... */
     bool reduce;         /* dq goes through partials; else blocks add to it in place */
     real *partial;       /* [ranges][batch heads_q][rows][dim padded] */
     unsigned char *scratch;
@@ -78,7 +78,7 @@ static void prepare_panel(const backward *w, int64_t b, int64_t h, int64_t index
     const fattn_desc *desc = &w->problem->desc;
     const int64_t first = panel_start(&w->panels, index), width = panel_start(&w->panels, index + 1) - first;
     const int64_t rows = min64(width, desc->seq_q - first), head = b * desc->heads_q + h, base = head * w->rows;
-    const real *q[BACKWARD_WIDTH], *dout[BACKWARD_WIDTH];
+    const real *q[PANEL_WIDTH], *dout[PANEL_WIDTH];
     real *nlse = w->nlse + base + first, *nd = w->nd + base + first;
     const real *lse = (const real *)w->at->lse + head * desc->seq_q + first;
     uint8_t *odd = w->oddities + head * w->panels.count + index;
@@ -130,11 +130,11 @@ typedef struct key_block {
     const real *k, *v;    /* the first key's rows, or copies that end in zeros */
     ptrdiff_t k_row, v_row;
     real *k_copy, *v_copy;   /* [keys][dim, dim_v] of a block that is not whole groups */
-    real *ks;                /* K in strips, [keys] rows */
+    real *ks;                /* strips [keys][width] of K times scale */
     real *p, *ds;            /* [keys][P_ROW] */
-    gradient dk, dv;         /* [keys][dim, dim_v]: the outputs' own rows, or the copies */
+    gradient dk, dv;         /* [keys] rows that sums go to: the outputs' own, or the copies */
     real *dk_copy, *dv_copy; /* [keys][padded dim, dim_v] */
-    real *lo, *hi;           /* [width] */
+    real *lo, *hi;           /* [width] of the panel at hand: the keys that a row keeps, from the block's first */
     bool odd;                /* a NaN or an infinity among the keys and values */
 } key_block;
 
@@ -164,8 +164,8 @@ static void panel_gradients(const key_block *kb, int64_t index, int64_t col, int
         const int64_t first = panel_start(&w->panels, index);
         for (int64_t i = 0; i < width; i++) {
             const fattn_interval keep = fattn_mask_row(desc, min64(first + i, desc->seq_q - 1));
-            kb->lo[i] = (real)clamp64(keep.lo - kb->first, 0, 2 * GRAD_KEYS);
-            kb->hi[i] = (real)clamp64(keep.hi - kb->first, 0, 2 * GRAD_KEYS);
+            kb->lo[i] = (real)clamp64(keep.lo - kb->first, 0, GRAD_KEYS);
+            kb->hi[i] = (real)clamp64(keep.hi - kb->first, 0, GRAD_KEYS);
         }
     }
     grad_run scores = {.a_row = kb->k_row, .b = w->qt + at * desc->dim, .dim = desc->dim, .start = w->nlse + at};
@@ -208,6 +208,7 @@ static bool block_is_odd(const key_block *kb, int64_t head, int64_t first, int64
     return (odd & ODD_ROW) || (odd && partial);
 }
 
+/* The three products of block_step over kept pairs only. Rows that forward took for rows without keys give nothing. */
 static void block_careful(const key_block *kb, int64_t b, int64_t h, const gradient *dq_head, int64_t row0, int64_t n)
 {
     const backward *w = kb->call;
@@ -272,11 +273,11 @@ static void block_carve(key_block *kb, const backward *w, carver *c)
     kb->ds = carve(c, GRAD_KEYS * P_ROW);
     kb->dk_copy = carve(c, GRAD_KEYS * padded(&w->cols));
     kb->dv_copy = carve(c, GRAD_KEYS * padded(&w->cols_v));
-    kb->lo = carve(c, BACKWARD_WIDTH);
-    kb->hi = carve(c, BACKWARD_WIDTH);
+    kb->lo = carve(c, PANEL_WIDTH);
+    kb->hi = carve(c, PANEL_WIDTH);
 }
 
-/* Rows [first, first + count) of a head of K or V, where `keys` rows may be read: in place, or a copy that ends in zeros. */
+/* Rows [first, first + count) of a head of K or V, rounded up to whole groups: in place, or a copy that ends in zeros. */
 static const real *block_rows(const real *head, ptrdiff_t *row, real *copy, int64_t first, int64_t count, int64_t dim)
 {
     const real *at = head + first * *row;
@@ -296,7 +297,7 @@ static void gradient_clear(gradient g, int64_t rows, const strips *s)
         memset(g.rows + r * g.row, 0, (size_t)padded(s) * sizeof(real));
 }
 
-/* Zeros to add the gradient of keys [first, first + count) to: the output's own rows if they are whole vectors and tiles. */
+/* Zeros to add the gradient of keys [first, first + count) to: the output's own rows if they are whole vectors and groups. */
 static gradient gradient_start(const fattn_view *to, real *copy, const strips *s, int64_t b, int64_t h, int64_t first,
                                int64_t count, int64_t dim)
 {
@@ -307,6 +308,7 @@ static gradient gradient_start(const fattn_view *to, real *copy, const strips *s
     return g;
 }
 
+/* Copies to the output what was not summed there. */
 static void gradient_end(const gradient *g, const fattn_view *to, const real *copy, int64_t b, int64_t h, int64_t first,
                          int64_t count, int64_t dim)
 {

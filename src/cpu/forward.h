@@ -11,19 +11,20 @@
  *                   2^(r_old - r_new)
  *   end             out = O / l, lse = (r + log2 l) ln 2
  *
- * The reference never exceeds a row's true maximum by choice of the first way, so l >= 1 for a row that has seen a key, and
- * l == 0 says that it saw none. Which way a block takes depends on the data alone, and blocks of keys start at multiples of
- * BLOCK_KEYS, so the bits of the result depend neither on threads nor on how panels are grouped into units.
+ * The first way makes the reference the largest score so far, whose P is 1, so l >= 1 for a row that has met a score above
+ * -inf, and l == 0 says that it met none. Which way a block takes depends on the data alone, and blocks of keys start at
+ * multiples of BLOCK_KEYS, so the bits of the result depend neither on threads nor on how panels are grouped into units.
  *
  * Where query heads share a key/value head and sequences are shorter than a panel (decoding), the heads of the group are
- * folded into one list of rows. V is packed once per head as [dim_v / TILE_ROWS][seq_k][TILE_ROWS], in a first pass.
+ * folded into one list of rows. V is packed once per head as [dim_v / TILE_ROWS][seq_k][TILE_ROWS], in a first pass, unless
+ * there is one panel only, which would read it but once, and dim_v is whole tiles.
  */
 #ifndef FATTN_CPU_FORWARD_H
 #define FATTN_CPU_FORWARD_H
 
 #include "tile.h"
 
-enum { PANELS_MOST = 4, FORWARD_WIDTH = TILE_VECS * LANES, FORWARD_ROWS = PANELS_MOST * FORWARD_WIDTH };
+enum { PANELS_MOST = 4, FORWARD_ROWS = PANELS_MOST * PANEL_WIDTH };
 
 /* What holds for the whole call. */
 typedef struct forward {
@@ -61,7 +62,7 @@ typedef struct forward_panel {
     int vecs;
     span keys;
     bool started; /* O holds something */
-    bool pending; /* some row that keeps a key has not seen one yet */
+    bool pending; /* some row that keeps keys has met no score above -inf yet */
 } forward_panel;
 
 /* ------------------------------------------------------------------------------------------------------------- scores */
@@ -73,9 +74,9 @@ typedef struct score_run {
     const real *q; /* [dim][width] */
     real *p;       /* [groups * TILE_ROWS][width] */
     int64_t dim, groups;
-    int64_t key; /* of the first row, relative to the block */
-    const real *start, *lo, *hi;
-    real *fold; /* [width]: row sums of P, or row maxima of S */
+    int64_t key;                 /* of the first row, relative to the block */
+    const real *start, *lo, *hi; /* [width]: -r; which keys a row keeps, relative to the block */
+    real *fold;                  /* [width]: row sums of P, or row maxima of S */
 } score_run;
 
 /* S^T or P^T for groups of TILE_ROWS keys. `final`: P = 2^(start + S), summed; else S, with its maximum. */
@@ -120,26 +121,27 @@ INLINE void score_groups(const int vecs, const bool masked, const bool final, co
 static void score_plain(int vecs, bool final, const score_run *run)
 {
     if (final)
-        WITH_VECS(vecs, TILE_VECS, score_groups(VECS, false, true, run));
+        WITH_VECS(vecs, score_groups(VECS, false, true, run));
     else
-        WITH_VECS(vecs, TILE_VECS, score_groups(VECS, false, false, run));
+        WITH_VECS(vecs, score_groups(VECS, false, false, run));
 }
 
 static void score_masked(int vecs, bool final, const score_run *run)
 {
     if (final)
-        WITH_VECS(vecs, TILE_VECS, score_groups(VECS, true, true, run));
+        WITH_VECS(vecs, score_groups(VECS, true, true, run));
     else
-        WITH_VECS(vecs, TILE_VECS, score_groups(VECS, true, false, run));
+        WITH_VECS(vecs, score_groups(VECS, true, false, run));
 }
 
-/* The intervals of a panel's rows, relative to the block's first key, as numbers that the tile can compare with. */
+/* The intervals of a panel's rows, relative to the block's first key and cut at its end (the last group may reach past it), as
+ * numbers that the tile can compare with. */
 static void panel_bounds(const forward_unit *u, const forward_panel *panel, int64_t block)
 {
     for (int64_t i = 0; i < panel->width; i++) {
         const fattn_interval keep = u->keep[panel->first + i];
-        u->lo[i] = (real)clamp64(keep.lo - block, 0, 2 * BLOCK_KEYS);
-        u->hi[i] = (real)clamp64(keep.hi - block, 0, 2 * BLOCK_KEYS);
+        u->lo[i] = (real)clamp64(keep.lo - block, 0, BLOCK_KEYS);
+        u->hi[i] = (real)clamp64(keep.hi - block, 0, BLOCK_KEYS);
     }
 }
 
@@ -187,7 +189,7 @@ static void panel_scores(const forward_unit *u, const forward_panel *panel, int6
 
 /* ------------------------------------------------------------------------------------------------------------- softmax */
 
-/* The first way: moves the reference to the maximum over the keys seen so far, and leaves the factor for O in u->alpha. */
+/* The first way: moves the reference to the largest score so far, and leaves the factor for O in u->alpha. */
 static void panel_rebase(const forward_unit *u, forward_panel *panel, int64_t block, int64_t from, int64_t to)
 {
     real *nref = u->nref + panel->first, *l = u->l + panel->first;
@@ -196,7 +198,7 @@ static void panel_rebase(const forward_unit *u, forward_panel *panel, int64_t bl
     panel_scores(u, panel, block, from, to, false);
     const int64_t width = panel->width;
     for (int64_t j = 0; j < width; j += LANES) {
-        /* The lowest finite number for a row without keys: 2^(-inf - that) is 0, and no finite score lies below it. */
+        /* The lowest number for a row without a score above -inf: 2^(-inf - that) is 0, and no finite score is less. */
         const vec ref = v_max(v_set1(REAL_LOWEST), v_load(u->sum + j));
         const vec shift = v_sub(v_set1(0), ref);
         vec sum = v_set1(0);
@@ -273,11 +275,11 @@ static void panel_accumulate(const forward_unit *u, const forward_panel *panel, 
 {
     const real *v = u->v + from * u->v_row;
     if (mode == O_ADD)
-        WITH_VECS(panel->vecs, TILE_VECS, accumulate_groups(VECS, O_ADD, u, panel, v, n));
+        WITH_VECS(panel->vecs, accumulate_groups(VECS, O_ADD, u, panel, v, n));
     else if (mode == O_SET)
-        WITH_VECS(panel->vecs, TILE_VECS, accumulate_groups(VECS, O_SET, u, panel, v, n));
+        WITH_VECS(panel->vecs, accumulate_groups(VECS, O_SET, u, panel, v, n));
     else
-        WITH_VECS(panel->vecs, TILE_VECS, accumulate_groups(VECS, O_SCALE, u, panel, v, n));
+        WITH_VECS(panel->vecs, accumulate_groups(VECS, O_SCALE, u, panel, v, n));
 }
 
 /* One panel against the keys that it keeps of one block. */
@@ -351,7 +353,7 @@ static void row_alone(const forward_unit *u, int64_t i)
         u->out[i][d] = (real)(sum[d] / l);
 }
 
-/* out = O / l and lse of one panel; rows that saw no key get zeros and -inf. */
+/* out = O / l and lse of one panel; rows that met no score above -inf get zeros and -inf. */
 static void panel_store(const forward_unit *u, const forward_panel *panel)
 {
     const int64_t dim_v = u->call->problem->desc.dim_v;
@@ -375,17 +377,17 @@ static void panel_store(const forward_unit *u, const forward_panel *panel)
 /* The scratch of one lane. */
 static void unit_carve(forward_unit *u, const forward *f, carver *c)
 {
-    const int64_t rows = f->block * FORWARD_WIDTH, dim = f->problem->desc.dim;
+    const int64_t rows = f->block * PANEL_WIDTH, dim = f->problem->desc.dim;
     u->q = carve(c, rows * dim);
     u->o = carve(c, rows * f->dim_v_padded);
-    u->p = carve(c, (BLOCK_KEYS + TILE_ROWS) * FORWARD_WIDTH);
+    u->p = carve(c, (BLOCK_KEYS + TILE_ROWS) * PANEL_WIDTH);
     u->tail = carve(c, TILE_ROWS * dim);
     u->nref = carve(c, rows);
     u->l = carve(c, rows);
-    u->sum = carve(c, FORWARD_WIDTH);
-    u->alpha = carve(c, FORWARD_WIDTH);
-    u->lo = carve(c, FORWARD_WIDTH);
-    u->hi = carve(c, FORWARD_WIDTH);
+    u->sum = carve(c, PANEL_WIDTH);
+    u->alpha = carve(c, PANEL_WIDTH);
+    u->lo = carve(c, PANEL_WIDTH);
+    u->hi = carve(c, PANEL_WIDTH);
     u->keep = carve_bytes(c, (size_t)rows * sizeof(fattn_interval));
 }
 
@@ -455,7 +457,7 @@ static void forward_pack_run(void *arg, int32_t lane, int64_t unit)
 /* Panels per unit: as many as keep Q and O of a unit in a part of the L2 cache, fewer while threads would go without. */
 static int64_t forward_block(const fattn_problem *problem, int64_t lists, int64_t count)
 {
-    const int64_t panel_bytes = (problem->desc.dim + problem->desc.dim_v) * FORWARD_WIDTH * (int64_t)sizeof(real);
+    const int64_t panel_bytes = (problem->desc.dim + problem->desc.dim_v) * PANEL_WIDTH * (int64_t)sizeof(real);
     int64_t block = PANELS_MOST;
     while (block > 1 && block * panel_bytes > 256 * 1024)
         block /= 2;
@@ -468,7 +470,7 @@ static size_t forward_plan(forward *f, const fattn_problem *problem, unsigned ch
 {
     const fattn_desc *desc = &problem->desc;
     *f = (forward){.problem = problem, .members = 1};
-    if (problem->group > 1 && desc->seq_q < FORWARD_WIDTH)
+    if (problem->group > 1 && desc->seq_q < PANEL_WIDTH)
         f->members = problem->group;
     f->heads = desc->heads_q / f->members;
     f->panels = panels_of(f->members * desc->seq_q, TILE_VECS);

@@ -10,19 +10,19 @@
 #include "tile.h"
 
 enum {
-    BACKWARD_WIDTH = TILE_VECS * LANES,
     BACKWARD_PANELS = 3, /* panels per block of queries */
-    BACKWARD_ROWS = BACKWARD_PANELS * BACKWARD_WIDTH,
-    P_ROW = BACKWARD_ROWS + FATTN_ALIGNMENT / (int)sizeof(real), /* row of P^T and dS^T: off the power of two */
+    BACKWARD_ROWS = BACKWARD_PANELS * PANEL_WIDTH,
+    P_ROW = BACKWARD_ROWS /* of P^T and dS^T. Padding it by a cache line measured no gain with AVX2 or AVX-512 */
 };
 
 typedef struct grad_run {
     const real *a; /* rows of K or V */
     ptrdiff_t a_row;
     const real *b; /* [dim][width] */
-    int64_t dim, groups, key;
-    const real *start, *lo, *hi;
-    real *p, *ds; /* at the first group's row and the panel's column; only the gradient has ds */
+    int64_t dim, groups;
+    int64_t key;                 /* of the first row, relative to the block */
+    const real *start, *lo, *hi; /* [width]: -lse log2(e), or -D; which keys a row keeps, relative to the block */
+    real *p, *ds;                /* at the first group's row and the panel's column; only the gradient has ds */
 } grad_run;
 
 /* P^T for groups of TILE_ROWS keys. */
@@ -81,17 +81,17 @@ INLINE void score_gradient_groups(const int vecs, const bool masked, const grad_
     }
 }
 
-/* A run of groups of one panel: P^T, and dS^T. */
+/* P^T, then dS^T, of a run of groups of one panel. */
 static void groups_plain(int vecs, const grad_run *scores, const grad_run *values)
 {
-    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, false, scores));
-    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, false, values));
+    WITH_VECS(vecs, probability_groups(VECS, false, scores));
+    WITH_VECS(vecs, score_gradient_groups(VECS, false, values));
 }
 
 static void groups_masked(int vecs, const grad_run *scores, const grad_run *values)
 {
-    WITH_VECS(vecs, TILE_VECS, probability_groups(VECS, true, scores));
-    WITH_VECS(vecs, TILE_VECS, score_gradient_groups(VECS, true, values));
+    WITH_VECS(vecs, probability_groups(VECS, true, scores));
+    WITH_VECS(vecs, score_gradient_groups(VECS, true, values));
 }
 
 /* C[rows][width] += A B, A(r, n) = a[r row + n step], B a strip with rows of `vecs` vectors; rows a multiple of TILE_ROWS. */
@@ -131,7 +131,7 @@ static void gradient_of_keys(const gradient *c, int64_t first, int64_t rows, con
         const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
         const real *strip = b + c0 * all + at * width, *a = pt + first * P_ROW;
         real *to = c->rows + first * c->row + c0;
-        WITH_VECS(width / LANES, TILE_VECS, gradient_tiles(VECS, to, c->row, rows, a, P_ROW, 1, strip, n));
+        WITH_VECS(width / LANES, gradient_tiles(VECS, to, c->row, rows, a, P_ROW, 1, strip, n));
     }
 }
 
@@ -143,7 +143,7 @@ static void gradient_of_queries(const gradient *c, int64_t first, int64_t rows, 
         const int64_t c0 = strip_start(s, i), width = strip_start(s, i + 1) - c0;
         const real *strip = ks + c0 * GRAD_KEYS + at * width, *a = dst + at * P_ROW;
         real *to = c->rows + first * c->row + c0;
-        WITH_VECS(width / LANES, TILE_VECS, gradient_tiles(VECS, to, c->row, rows, a, 1, P_ROW, strip, n));
+        WITH_VECS(width / LANES, gradient_tiles(VECS, to, c->row, rows, a, 1, P_ROW, strip, n));
     }
 }
 

@@ -1,5 +1,5 @@
 /*
- * What forward and backward share: register tiles, packing, panels, and carving of scratch memory.
+ * What forward and backward share: scratch memory, panels, register tiles, packing, and strips.
  *
  * Lanes are queries. A panel is up to TILE_VECS vectors of consecutive query rows; a tile of scores is
  * S^T[key][query], computed as K Q^T with Q packed transposed, [dim][panel width]. Keys and values are then broadcast one
@@ -10,7 +10,7 @@
  *   real, vec, LANES      the number type, a vector of LANES of them
  *   v_load, v_store       aligned; v_loadu, v_storeu: any address
  *   v_set1, v_add, v_sub, v_mul, v_max; v_fma(a, b, c) = a b + c. v_max(a, b) is b where either is NaN
- *   v_exp2(x)             2^x; exactly 0 for -inf; NaN for NaN; at least 2^126 for all that is larger
+ *   v_exp2(x)             2^x; exactly 0 for -inf; NaN for NaN; where 2^x overflows, infinity or some number above SUM_LIMIT
  *   v_keep(s, key, lo, hi, other)  s where lo <= key < hi, else other
  *   v_any_above(a, limit) does any lane fail to be <= limit (so NaN does)
  *   v_transpose(r)        LANES x LANES
@@ -42,6 +42,7 @@
 #endif
 
 _Static_assert(LANES % TILE_ROWS == 0, "a panel must be whole tiles");
+_Static_assert(TILE_VECS >= 1 && TILE_VECS <= 3, "tile_mac names three vectors, WITH_VECS counts to three");
 
 #define LOG2E       1.44269504088896340736
 #define LN2         0.69314718055994530942
@@ -73,20 +74,17 @@ static inline int64_t round_to(int64_t n, int64_t multiple)
     return ceil_div(n, multiple) * multiple;
 }
 
-/* Calls `call` with the compile-time constant VECS equal to `vecs` (1 .. most). */
-#define WITH_VECS(vecs, most, call)                                                                                            \
+/* Calls `call` with the compile-time constant VECS equal to `vecs`, 1 .. TILE_VECS. */
+#define WITH_VECS(vecs, call)                                                                                                  \
     do {                                                                                                                       \
-        if ((most) > 1 && (vecs) == 1) {                                                                                       \
+        if (TILE_VECS > 1 && (vecs) == 1) {                                                                                    \
             enum { VECS = 1 };                                                                                                 \
             call;                                                                                                              \
-        } else if ((most) > 2 && (vecs) == 2) {                                                                                \
-            enum { VECS = (most) > 2 ? 2 : 1 };                                                                                \
-            call;                                                                                                              \
-        } else if ((most) > 3 && (vecs) == 3) {                                                                                \
-            enum { VECS = (most) > 3 ? 3 : 1 };                                                                                \
+        } else if (TILE_VECS > 2 && (vecs) == 2) {                                                                             \
+            enum { VECS = TILE_VECS > 2 ? 2 : 1 };                                                                             \
             call;                                                                                                              \
         } else {                                                                                                               \
-            enum { VECS = (most) };                                                                                            \
+            enum { VECS = TILE_VECS };                                                                                         \
             call;                                                                                                              \
         }                                                                                                                      \
     } while (0)
@@ -117,18 +115,16 @@ static inline real *carve(carver *c, int64_t count)
  * vector it takes one more from its neighbour (`borrowed`), because two panels of 2 run faster than 3 and 1. */
 typedef struct panels {
     int64_t rows, count;
-    int64_t most, last, borrowed; /* vectors */
+    int64_t most, borrowed; /* vectors */
 } panels;
+
+enum { PANEL_WIDTH = TILE_VECS * LANES }; /* of the widest panel */
 
 static inline panels panels_of(int64_t rows, int64_t most)
 {
     const int64_t vecs = ceil_div(rows, LANES);
     panels p = {.rows = rows, .count = ceil_div(vecs, most), .most = most};
-    p.last = vecs - (p.count - 1) * most;
-    if (most > 2 && p.last == 1 && p.count > 1) {
-        p.borrowed = 1;
-        p.last = 2;
-    }
+    p.borrowed = most > 2 && p.count > 1 && vecs - (p.count - 1) * most == 1;
     return p;
 }
 
@@ -163,7 +159,7 @@ static inline void span_add(span *s, fattn_interval row)
 }
 
 /* Cuts keys [from, to) into groups of TILE_ROWS and says which groups need no mask: [clean_from, clean_to). Groups from
- * `whole` on reach past the last key of all (at most one does), so their rows of K cannot be read in place. */
+ * `whole` on reach past key seq_k - 1 (at most one does), so their rows of K cannot be read in place. */
 typedef struct groups {
     int64_t count, clean_from, clean_to, whole;
 } groups;
@@ -264,7 +260,7 @@ static void unpack_transposed(real *const *to, const real *restrict from, int64_
 /* A matrix of `cols` columns cut into strips of nearly equal width, at most TILE_VECS vectors: strip s of row i lies at
  * strip_start(s) * rows + i * width(s), so that a gradient tile reads rows of B next to each other. */
 typedef struct strips {
-    int64_t vecs, count; /* of the padded matrix */
+    int64_t vecs, count; /* vectors in a padded row; strips */
 } strips;
 
 static inline strips strips_of(int64_t cols)

@@ -13,8 +13,8 @@
  *     dq_i = scale sum_j ds_j k_j      dk_j = scale sum_i ds_ij q_i      dv_j = sum_i p_ij dout_i
  *
  * A unit of work is one (batch, kv head): it converts the keys and values to double once, and goes through the rows of the
- * group's query heads in order, so nothing depends on the number of threads. Only kept keys are ever looked at. Scratch per
- * lane, in doubles: k, v; for backward also dk, dv; then single rows and the scores of one row.
+ * group's query heads in order, so nothing depends on the number of threads. Only kept keys enter a row's results. Scratch per
+ * lane, in doubles: k, v, dk, dv, single rows and the scores of one row; forward leaves the gradients' part alone.
  */
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,6 @@ typedef struct work {
     const fattn_problem *problem;
     const fattn_launch *launch;
     size_t scratch; /* bytes per lane */
-    int32_t lanes;
 } work;
 
 typedef struct rows {
@@ -240,8 +239,8 @@ static void backward_unit(void *arg, int32_t lane, int64_t unit)
 
 static void run(const fattn_problem *problem, const fattn_launch *launch, fattn_unit_fn unit)
 {
-    work w = {.problem = problem, .launch = launch, .scratch = scratch_size(problem), .lanes = lanes_for(problem)};
-    fattn_run_units(launch->context, w.lanes, problem->desc.batch * problem->desc.heads_kv, unit, &w);
+    work w = {.problem = problem, .launch = launch, .scratch = scratch_size(problem)};
+    fattn_run_units(launch->context, lanes_for(problem), problem->desc.batch * problem->desc.heads_kv, unit, &w);
 }
 
 static void forward(const fattn_problem *problem, const fattn_launch *launch)

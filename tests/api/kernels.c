@@ -1,6 +1,8 @@
 /*
- * The list of kernels, and forcing them by option and by environment.
+ * The list of kernels, forcing them by option and by environment, and the floating-point mode in which they run.
  */
+
+#include <fenv.h>
 
 #include "api.h"
 
@@ -230,6 +232,58 @@ static void composed_is_only_forced(void **state)
         skip();
 }
 
+/* The bits that forward and backward of a family of kernels write while the caller rounds in this way. */
+static void results_in_mode(fixture *f, int rounding)
+{
+    poison(f);
+    assert_int_equal(fesetround(rounding), 0);
+    const fattn_status forward = fattn_forward(f->context, &f->desc, &f->forward);
+    const fattn_status backward = fattn_backward(f->context, &f->desc, &f->backward);
+    const int after = fegetround();
+    fesetround(FE_TONEAREST);
+    assert_int_equal(forward, FATTN_OK);
+    assert_int_equal(backward, FATTN_OK);
+    assert_int_equal(after, rounding);
+}
+
+/* Results, and the default scale 1 / sqrt(3) in them, are those of rounding to nearest whatever the caller does. */
+static void caller_rounds_otherwise(void **state)
+{
+#if defined(__SSE__) && defined(FE_UPWARD) && defined(FE_DOWNWARD) && defined(FE_TOWARDZERO)
+    static const int32_t dtypes[] = {FATTN_F32, FATTN_F64};
+    static const int roundings[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    static fixture f, nearest;
+    (void)state;
+    for (int t = 0; t < 2; t++) {
+        fattn_kernel_info list[MANY];
+        fixture_make(&f, dtypes[t], NULL);
+        const int count = count_kernels(&f, FATTN_OP_FORWARD, list);
+        fixture_free(&f);
+        for (int i = 0; i < count; i++) {
+            char family[64];
+            if (!list[i].can_run)
+                continue;
+            snprintf(family, sizeof family, "%.*s", (int)(strstr(list[i].name, "_forward") - list[i].name), list[i].name);
+            fixture_make(&f, dtypes[t], family);
+            results_in_mode(&f, FE_TONEAREST);
+            nearest = f;
+            for (size_t r = 0; r < sizeof roundings / sizeof *roundings; r++) {
+                results_in_mode(&f, roundings[r]);
+                assert_memory_equal(&f.out, &nearest.out, sizeof(output));
+                assert_memory_equal(&f.lse, &nearest.lse, sizeof(output));
+                assert_memory_equal(&f.dq, &nearest.dq, sizeof(output));
+                assert_memory_equal(&f.dk, &nearest.dk, sizeof(output));
+                assert_memory_equal(&f.dv, &nearest.dv, sizeof(output));
+            }
+            fixture_free(&f);
+        }
+    }
+#else
+    (void)state;
+    skip(); /* src/core/flush.h leaves the mode alone here */
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(one_is_selected),
@@ -239,7 +293,8 @@ int main(void)
                                        cmocka_unit_test(unknown_names),
                                        cmocka_unit_test(environment),
                                        cmocka_unit_test(indices),
-                                       cmocka_unit_test(composed_is_only_forced)};
+                                       cmocka_unit_test(composed_is_only_forced),
+                                       cmocka_unit_test(caller_rounds_otherwise)};
     unsetenv("FATTN_KERNEL"); /* these tests force their own */
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }

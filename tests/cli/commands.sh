@@ -1,48 +1,9 @@
 #!/bin/sh
 # Exit codes, messages and output forms of info, check, bench and gradcheck: commands.sh PROGRAM
-# An error is one line on standard error that begins with "fattn: " and names the option and the value.
 fattn=$1
-failures=0
 err=$(mktemp) && out=$(mktemp) || exit 1
 trap 'rm -f "$err" "$out"' EXIT
-
-complain() {
-    failures=$((failures + 1))
-    echo "FAIL: $*"
-    sed 's/^/    /' "$err" | head -5
-}
-
-# wrong WORD ARGUMENTS...: exit code 2, nothing on standard output, one line that has WORD
-wrong() {
-    word=$1
-    shift
-    "$fattn" "$@" >"$out" 2>"$err"
-    code=$?
-    [ $code -eq 2 ] || complain "fattn $*: exit code $code instead of 2"
-    [ "$(wc -l <"$err")" -eq 1 ] || complain "fattn $*: not one line"
-    grep -q '^fattn: ' "$err" || complain "fattn $*: does not begin with 'fattn: '"
-    grep -q -e "$word" "$err" || complain "fattn $*: does not say '$word'"
-    [ -s "$out" ] && complain "fattn $*: something on standard output"
-}
-
-# right WORD ARGUMENTS...: exit code 0, and standard output has WORD
-right() {
-    word=$1
-    shift
-    "$fattn" "$@" >"$out" 2>"$err"
-    code=$?
-    [ $code -eq 0 ] || complain "fattn $*: exit code $code instead of 0"
-    grep -q -e "$word" "$out" || complain "fattn $*: does not print '$word'"
-}
-
-# json ARGUMENTS...: exit code 0, and every line of standard output is one JSON object
-json() {
-    right '^{.*}$' "$@"
-    if command -v python3 >/dev/null; then
-        python3 -c 'import json, sys
-for line in sys.stdin: assert isinstance(json.loads(line), dict)' <"$out" || complain "fattn $*: not JSON lines"
-    fi
-}
+. "$(dirname "$0")/checks.sh"
 
 wrong 'no command'
 wrong "'nonsense'" nonsense
@@ -66,12 +27,17 @@ wrong '--quick and --full' check --quick --full
 wrong 'no problem matches' check no-such-problem
 wrong 'no kernel' check --kernel no_such_kernel q3k4/d8
 wrong "'b'" check a b
+wrong "'-x'" check -xyz
+wrong 'no problem matches' check "$(printf '%0999d' 0)"
+wrong 'no problem matches' check q1000000000000k1000000000000/d8
+wrong 'not enough memory' check forward/f32/b9/q4k4/d8/far
 wrong "--threads: '1,,2'" check --threads 1,,2
 wrong '--threads: 0 is not in 1' check --threads 0
 right 'forward/f32/' check --quick --list
 right '^forward/f64/q3k4/d8/causal/seed9$' check --list forward/f64/causal/q3k4/d8/seed9
 right ' 0 failed, ' check --kernel ref forward/f64/q3k4/d8/causal/seed9
 right '^1 passed, 0 failed, 0 skipped$' check backward/f32/b2/q3k4/d8/seed9@ref_backward
+json check --json --list --quick
 json check --json --kernel ref --quick 'forward/f32/*causal*'
 
 wrong "'nonsense'" bench nonsense
@@ -83,6 +49,9 @@ wrong "--dtype: 'int8'" bench attention --dtype int8
 wrong '--heads-kv: 3 does not divide --heads 8' bench attention --heads 8 --heads-kv 3
 wrong "--preset: 'best'" bench attention --preset best
 wrong '--seconds: 0 is not in' bench attention --seconds 0
+wrong '2^40 elements' bench attention --batch 1000000000 --heads 1000000000 --seq 1000000000
+wrong 'no_such_kernel' bench attention --kernel auto,no_such_kernel --seq 8
+wrong 'more than 32' bench attention --mask "$(printf 'full,%.0s' $(seq 32))full"
 right '^kernel' bench attention --seq 64,65 --mask full,causal,window:8,0 --kernel auto,ref --seconds 0.001
 json bench attention --json --pass fwd,bwd,decode --seq 96 --heads 4 --heads-kv 2 --dim 32 --dim-v 16 --seconds 0.001
 grep -q '"fraction_of_copy"' "$out" || complain 'decode without fraction_of_copy'
@@ -96,12 +65,11 @@ wrong "--size: '2.5'" bench gemm --size 2.5
 wrong "'nonsense'" gradcheck nonsense
 wrong 'no backward kernel' gradcheck --kernel no_such_kernel
 wrong '--samples: 0 is not in' gradcheck --samples 0
+wrong '2^40 elements' gradcheck b4294967296/h4294967296/q4k4/d8
 right '0 failed$' gradcheck --samples 3 --kernel ref q5k6/d4/causal
 json gradcheck --json --samples 3 --kernel ref h4/gqa2/q5k6/d4
 
 # FATTN_KERNEL overrules the automatic choice.
 FATTN_KERNEL=ref right 'ref_forward' bench attention --seq 32 --seconds 0.001
 
-[ $failures -eq 0 ] && echo "all right" && exit 0
-echo "$failures failures"
-exit 1
+finish

@@ -130,6 +130,7 @@ static void json_lines(void **state)
     assert_non_null(file);
     json_out json = json_begin(file);
     json_string(&json, "s", "a\"b\\c\n\x01");
+    json_text(&json, "zero", "a\0b", 3);
     json_string(&json, "none", NULL);
     json_int(&json, "i", -5);
     json_double(&json, "d", 0.1);
@@ -143,8 +144,10 @@ static void json_lines(void **state)
     json_close(&json, '}');
     json_end(&json);
     fclose(file);
-    assert_string_equal(text, "{\"s\":\"a\\\"b\\\\c\\n\\u0001\",\"none\":null,\"i\":-5,\"d\":0.1,\"nan\":null,\"b\":true,"
-                              "\"list\":[1,2],\"o\":{}}\n");
+    assert_string_equal(
+        text,
+        "{\"s\":\"a\\\"b\\\\c\\n\\u0001\",\"zero\":\"a\\u0000b\",\"none\":null,\"i\":-5,\"d\":0.1,\"nan\":null,\"b\":true,"
+        "\"list\":[1,2],\"o\":{}}\n");
 }
 
 int main(void)

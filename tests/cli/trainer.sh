@@ -2,51 +2,16 @@
 # world, train, eval and generate as a user meets them: exit codes and messages, logs, checkpoints that survive signals and
 # damage, runs that continue bit for bit: trainer.sh PROGRAM
 fattn=$1
-failures=0
 dir=$(mktemp -d) || exit 1
 out=$dir/out err=$dir/err
 trap 'rm -rf "$dir"' EXIT
 OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
-
-complain() {
-    failures=$((failures + 1))
-    echo "FAIL: $*"
-    head -5 "$err" | sed 's/^/    /'
-}
-
-# wrong WORD ARGUMENTS...: exit code 2, nothing on standard output, one line that has WORD
-wrong() {
-    word=$1
-    shift
-    "$fattn" "$@" >"$out" 2>"$err"
-    code=$?
-    [ $code -eq 2 ] || complain "fattn $*: exit code $code instead of 2"
-    [ "$(wc -l <"$err")" -eq 1 ] || complain "fattn $*: not one line"
-    grep -q '^fattn: ' "$err" || complain "fattn $*: does not begin with 'fattn: '"
-    grep -q -e "$word" "$err" || complain "fattn $*: does not say '$word'"
-    [ -s "$out" ] && complain "fattn $*: something on standard output"
-}
-
-# right WORD ARGUMENTS...: exit code 0, and standard output has WORD
-right() {
-    word=$1
-    shift
-    "$fattn" "$@" >"$out" 2>"$err"
-    code=$?
-    [ $code -eq 0 ] || complain "fattn $*: exit code $code instead of 0"
-    grep -q -e "$word" "$out" || complain "fattn $*: does not print '$word'"
-}
+. "$(dirname "$0")/checks.sh"
 
 # says WORD: the last command said it on standard error
 says() {
     grep -q -e "$1" "$err" || complain "standard error does not say '$1'"
-}
-
-json_lines() {
-    command -v python3 >/dev/null || return 0
-    python3 -c 'import json, sys
-for line in sys.stdin: assert isinstance(json.loads(line), dict)' <"$1" || complain "$1: not JSON lines"
 }
 
 same() {
@@ -104,6 +69,8 @@ wrong 'head' train $tiny --head-dim 7
 wrong '--max-seq 16' train $tiny --max-seq 16
 printf 'short text' >"$dir/short"
 wrong 'fewer than a window' train $tiny --data "$dir/short"
+mkfifo "$dir/pipe"
+wrong 'neither a file nor a folder' train $tiny --data "$dir/pipe"
 mkdir "$dir/thesis" && touch "$dir/thesis/chapter"
 wrong 'is no checkpoint' train $tiny --steps 1 --out "$dir/thesis"
 printf '{"hiden": 3}' >"$dir/config"
@@ -152,6 +119,10 @@ first = rows["composed"]["bits_per_char"]
 assert all(abs(rows[name]["bits_per_char"] - first) < 1e-6 for name in ("flash", "block:8"))
 assert rows["window:4"]["approximate"] and not rows["flash"]["approximate"]
 EOF
+for limit in 1 2; do # fewer threads than asked for: the same numbers
+    OMP_THREAD_LIMIT=$limit right . train $tiny --threads 3 --attention flash --steps 20 --out "$dir/limited" --json
+    same "$dir/flash/model.safetensors" "$dir/limited/model.safetensors"
+done
 right . eval --model "$dir/flash" --data "$dir/config" --split train --max-tokens 100 --batch 3
 wrong "'rough'" eval --model "$dir/flash" --attention flash,rough
 wrong 'window:0' eval --model "$dir/flash" --attention window:0
@@ -195,6 +166,8 @@ for how in composed flash; do
     same "$dir/first" "$dir/second"
 done
 right . train --resume "$dir/composed" --flash --steps 22 --out "$dir/switched" --json
+right . train --resume "$dir/composed" --steps 20 --out "$dir/nothing-to-do" --json
+same "$dir/composed/model.safetensors" "$dir/nothing-to-do/model.safetensors"
 wrong '--hidden 32 contradicts .* 16' train --resume "$dir/flash" --hidden 32 --steps 30
 wrong '--layers 4 contradicts .* 1\|--hidden 128 contradicts .* 16' train --resume "$dir/flash" --preset tiny --steps 30
 wrong '--untied\|--tied false contradicts .* true' train --resume "$dir/flash" --untied --steps 30
@@ -238,5 +211,4 @@ printf 'x' >>"$dir/damaged/model.safetensors"
 wrong model.safetensors eval --model "$dir/damaged"
 wrong model.safetensors generate --model "$dir/damaged"
 
-[ $failures -eq 0 ] && echo 'all passed'
-exit $((failures > 0))
+finish

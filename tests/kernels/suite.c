@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "suite.h"
 
@@ -12,7 +13,7 @@ int main(int argc, char **argv)
     const char *level = argc > 1 ? argv[1] : "default";
     suite s = suite_make();
     s.level = !strcmp(level, "quick") ? LIST_QUICK : !strcmp(level, "full") ? LIST_FULL : LIST_DEFAULT;
-    harness_catch_faults();
+    harness_catch_faults(STDOUT_FILENO);
     const bool ran = suite_run(&s, stdout);
     if (!ran)
         fprintf(stderr, "%s\n", s.complaint);

@@ -192,9 +192,25 @@ static void what_steps_need(void **state)
     assert_true(forward.arena < again.arena);
 }
 
+/* Sizes whose product would overflow are refused before anything is added up. */
+static void too_much_is_refused(void **state)
+{
+    (void)state;
+    model_config wide = config;
+    wide.ffn = 1000;
+    model *m = random_model(&wide, 3);
+    assert_null(step_create(m, test_runtime(), &(step_options){.batch = 1 << 24, .seq = 512, .backward = true}));
+    assert_non_null(strstr(train_error(), "2^40"));
+    model_free(m);
+    memory_plan p = {0};
+    assert_int_equal(memory_add(&p, SIZE_MAX - 8, MEMORY_WORKSPACE), -1);
+    assert_true(memory_failed(&p));
+    memory_free(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(plan_is_sound), cmocka_unit_test(nothing_is_allocated),
-                                       cmocka_unit_test(what_steps_need)};
+                                       cmocka_unit_test(what_steps_need), cmocka_unit_test(too_much_is_refused)};
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }
