@@ -28,7 +28,6 @@ typedef struct bench_cell {
 typedef struct bench_result {
     const char *name; /* of the kernel that ran; NULL: it refused */
     double ms, ms_min;
-    double cpu_ms_min; /* the least processor time of a run, all threads together */
     int runs;
     double peak_gflops;
     size_t workspace;

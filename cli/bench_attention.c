@@ -131,8 +131,7 @@ static bool parse(bench_options *o, int argc, char **argv, int *status)
             "that the mask keeps. peak_gflops is the multiply-add peak of the vector unit that the kernel uses, on as many\n"
             "threads at once; it is measured before, after and between the runs, and its best window counts. The machine may\n"
             "be shared, so fraction_of_peak compares best with best: operations / ms_min / peak_gflops. Only ratios mean\n"
-            "anything on another machine. cpu_ms_min and fraction_of_peak_cpu (/p.cpu) are the same by processor time, in\n"
-            "which other programs do not show. bytes is the size of all tensors that are read or written; for decode that of\n"
+            "anything on another machine. bytes is the size of all tensors that are read or written; for decode that of\n"
             "keys and values, and fraction_of_copy compares gbps with plain reading of as much memory by as many threads.\n"
             "max_error is the largest difference on sampled rows from a computation in double; a wrong kernel makes the exit\n"
             "code 1. In the table, speed compares with the first kernel of the list.",

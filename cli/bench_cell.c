@@ -26,7 +26,7 @@ typedef struct turn {
     size_t bytes;
     double *samples; /* seconds of each run */
     int runs, next_set;
-    double spent, cpu_least;
+    double spent;
     vector_unit unit;
     bench_result result;
 } turn;
@@ -111,28 +111,19 @@ static void probe_reading(session *s)
 
 /* ------------------------------------------------------------------------------------------------------------- timing */
 
-/* Processor time of all threads: unlike the wall clock it stands still while other programs run. */
-static double cpu_seconds(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* One kernel's turn. Its first run warms up and does not count, unless the turn has no time for a second. */
 static void take_turn(session *s, turn *t)
 {
     const double start = machine_seconds();
     bool counted = false;
     for (int run = 0; t->runs < RUNS_MAX; run++) {
-        const double cpu = cpu_seconds(), before = machine_seconds();
+        const double before = machine_seconds();
         if (bench_call(s->cell, t->context, &s->data, t->next_set, t->workspace, t->bytes, NULL) != FATTN_OK)
             break;
         const double after = machine_seconds();
         t->next_set = (t->next_set + 1) % s->data.sets;
         if (run > 0 || after - start > slice_seconds) {
             t->samples[t->runs++] = after - before;
-            t->cpu_least = fmin(t->cpu_least, cpu_seconds() - cpu);
             counted = true;
         }
         if (counted && after - start > slice_seconds)
@@ -157,7 +148,6 @@ static void summarise(session *s, turn *t)
     const double low = t->samples[(t->runs - 1) / 2], high = t->samples[t->runs / 2];
     t->result.ms = 1e3 * (low + high) / 2;
     t->result.ms_min = 1e3 * t->samples[0];
-    t->result.cpu_ms_min = 1e3 * t->cpu_least;
     t->result.runs = t->runs;
     t->result.peak_gflops = s->peak[t->unit];
 }
@@ -196,13 +186,6 @@ static void mask_name(const problem *p, char *text, size_t size)
         snprintf(text, size, "%s%s", p->mask == FATTN_MASK_CAUSAL ? "causal" : "full", br);
 }
 
-/* Operations per processor time as a part of one thread's peak: what fraction_of_peak would be on an idle machine whose
- * threads never wait for each other. */
-static double fraction_cpu(const session *s, const bench_result *r)
-{
-    return bench_operations(s->cell) / r->cpu_ms_min * 1e-6 / (r->peak_gflops / s->threads);
-}
-
 static void print_json(const session *s, const bench_result *r)
 {
     const bench_cell *cell = s->cell;
@@ -234,8 +217,6 @@ static void print_json(const session *s, const bench_result *r)
     json_double(&json, "gflops", operations / r->ms * 1e-6);
     json_double(&json, "peak_gflops", r->peak_gflops);
     json_double(&json, "fraction_of_peak", operations / r->ms_min * 1e-6 / r->peak_gflops);
-    json_double(&json, "cpu_ms_min", r->cpu_ms_min);
-    json_double(&json, "fraction_of_peak_cpu", fraction_cpu(s, r));
     json_double(&json, "bytes", bytes);
     json_double(&json, "gbps", gbps);
     if (cell->decode) {
@@ -259,9 +240,8 @@ static void print_row(const session *s, const bench_result *r, double reference)
              p->heads_q, p->heads_q / p->group, p->seq_q, p->seq_k, p->dim);
     if (p->dim_v != p->dim)
         snprintf(shape + strlen(shape), sizeof shape - strlen(shape), ",%" PRId64, p->dim_v);
-    printf("%-26s %-26s %-10s %-4s %3d %10.4f %10.4f %8.1f %6.3f %6.3f", r->name, shape, mask, layout_names[p->layout],
-           s->threads, r->ms, r->ms_min, operations / r->ms * 1e-6, operations / r->ms_min * 1e-6 / r->peak_gflops,
-           fraction_cpu(s, r));
+    printf("%-26s %-26s %-10s %-4s %3d %10.4f %10.4f %8.1f %6.3f", r->name, shape, mask, layout_names[p->layout], s->threads,
+           r->ms, r->ms_min, operations / r->ms * 1e-6, operations / r->ms_min * 1e-6 / r->peak_gflops);
     printf(" %7.1f", bytes / r->ms * 1e-6);
     if (cell->decode)
         printf(" %6.3f", s->read_gbps > 0 ? bytes / r->ms_min * 1e-6 / s->read_gbps : NAN);
@@ -273,8 +253,8 @@ static void print_row(const session *s, const bench_result *r, double reference)
 
 static void print_heads(void)
 {
-    printf("%-26s %-26s %-10s %-4s %3s %10s %10s %8s %6s %6s %7s %6s %8s %6s\n", "kernel", "shape", "mask", "lay", "thr", "ms",
-           "ms_min", "gflops", "/peak", "/p.cpu", "GB/s", "/copy", "error", "speed");
+    printf("%-26s %-26s %-10s %-4s %3s %10s %10s %8s %6s %7s %6s %8s %6s\n", "kernel", "shape", "mask", "lay", "thr", "ms",
+           "ms_min", "gflops", "/peak", "GB/s", "/copy", "error", "speed");
 }
 
 static int report(const session *s)
@@ -307,7 +287,6 @@ static int run_session(session *s)
     bool any = false;
     for (int i = 0; i < cell->kernels; i++) {
         s->turns[i].asked = cell->kernel[i];
-        s->turns[i].cpu_least = INFINITY;
         const int code = open_turn(s, &s->turns[i]);
         if (code != CLI_OK)
             return code;

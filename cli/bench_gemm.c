@@ -71,6 +71,21 @@ static void bench_reading(const gemm_options *o, vector_unit best, int threads)
 }
 
 #ifdef FATTN_WITH_ONEDNN
+/* Sets OpenMP's threads and returns how many there are. OMP_THREAD_LIMIT may allow fewer, and oneDNN, which divides its work
+ * by the number it was told, would leave parts of the product undone. */
+static int set_team(int threads)
+{
+    int there = 0;
+    omp_set_dynamic(0);
+    omp_set_num_threads(threads);
+#pragma omp parallel reduction(+ : there)
+    there++;
+    omp_set_num_threads(there);
+    if (there < threads)
+        cli_note("the matrix product runs on %d of %d threads: OpenMP makes no more", there, threads);
+    return there;
+}
+
 static bool bench_product(const gemm_options *o, int threads)
 {
     const int64_t n = o->size;
@@ -83,7 +98,7 @@ static bool bench_product(const gemm_options *o, int threads)
         a[i] = (float)(random_unit(&r) - 0.5);
         b[i] = (float)(random_unit(&r) - 0.5);
     }
-    omp_set_num_threads(threads);
+    const int team = set_team(threads);
     const double end = machine_seconds() + o->seconds;
     for (int run = 0; ok && (run < 4 || machine_seconds() < end); run++) {
         const double start = machine_seconds();
@@ -100,7 +115,7 @@ static bool bench_product(const gemm_options *o, int threads)
     }
     char detail[32];
     snprintf(detail, sizeof detail, "%" PRId64 " cubed", n);
-    print_figure(o, "sgemm", detail, threads, "gflops", 2e-9 * (double)n * (double)n * (double)n / best);
+    print_figure(o, "sgemm", detail, team, "gflops", 2e-9 * (double)n * (double)n * (double)n / best);
     return true;
 }
 #else

@@ -26,7 +26,7 @@ static bool parse(check_options *o, int argc, char **argv, int *status)
 {
     const option_spec table[] = {
         {"device", "cpu,cuda", OPTION_WORDS, &o->devices, .words = device_words, .help = "where kernels run"},
-        {"kernel", "NAME,...", OPTION_TEXTS, &o->kernels, .help = "only these, or those beginning so up to an underscore"},
+        {"kernel", "NAME,...", OPTION_TEXTS, &o->kernels, .help = "only these: names, or their beginnings up to an underscore"},
         {"seed", "N", OPTION_INT, &o->seed, .help = "of the numbers, and of the random problems"},
         {"quick", NULL, OPTION_FLAG, &o->quick, .help = "some hundred small problems"},
         {"full", NULL, OPTION_FLAG, &o->full, .help = "thousands of problems"},

@@ -11,8 +11,8 @@
 #include "options.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
-#include "train/error.h"
 #include "train/evaluate.h"
+#include "train_exit.h"
 
 typedef struct eval_command {
     const char *folder, *source;
@@ -38,7 +38,7 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
         {"world-seed", "N", OPTION_INT, &c->world_seed, .high = 9e15, .help = "likewise"},
         {"world-lines", "N", OPTION_INT, &c->world_lines, .high = 1e8, .help = "likewise"},
         {"split", "NAME", OPTION_WORD, &c->split, .words = splits, .help = "which part of the data"},
-        {"attention", "HOW,...", OPTION_TEXTS, &c->attention, .help = "composed, flash, block:N, window:W"},
+        {"attention", "HOW,...", OPTION_TEXTS, &c->attention, .help = "composed, flash, block:N (keys), window:W (the last keys)"},
         {"batch", "N", OPTION_INT, &c->batch, .low = 1, .high = 1e6, .help = "windows at a time"},
         {"seq", "N", OPTION_INT, &c->seq, .high = 1 << 24, .help = "tokens in a window; 0: as the model was trained"},
         {"max-tokens", "N", OPTION_INT, &c->max_tokens, .high = 9e15, .help = "stop after so many; 0: all"},
@@ -132,7 +132,7 @@ static int measure(eval_command *c)
         step_free(step);
         if (!good) {
             cli_error("%s: %s", c->attention.item[i], train_error());
-            return CLI_WRONG;
+            return train_exit_code();
         }
         if (c->json && c->paths[i].kind == ATTENTION_WINDOW)
             cli_note("%s is an approximation: the model was not made for it", c->attention.item[i]);
@@ -147,7 +147,7 @@ static int run_command(eval_command *c)
                 open_data(c) && runtime_open(&c->r, (int)c->threads);
     if (!good) {
         cli_error("%s", train_error());
-        return CLI_WRONG;
+        return train_exit_code();
     }
     return measure(c);
 }

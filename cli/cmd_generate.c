@@ -10,11 +10,11 @@
 #include "json_out.h"
 #include "options.h"
 #include "train/checkpoint.h"
-#include "train/error.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/text.h"
 #include "train/tokenizer.h"
+#include "train_exit.h"
 
 typedef struct generate_command {
     const char *folder, *prompt, *prompt_ids, *stop, *attention;
@@ -73,7 +73,7 @@ static void unescape(const char *text, text_buffer *out)
     }
 }
 
-static bool check_options(generate_command *c, int argc, char **argv)
+static bool check_options(generate_command *c, const option_set *set)
 {
     static const char *const sampling_options[] = {"temperature", "top-k", "top-p", "seed"};
     if (!c->folder) {
@@ -89,7 +89,7 @@ static bool check_options(generate_command *c, int argc, char **argv)
         return false;
     }
     for (size_t i = 0; c->greedy && i < sizeof sampling_options / sizeof *sampling_options; ++i)
-        if (options_given(sampling_options[i], argc, argv)) {
+        if (options_given(set, sampling_options[i])) {
             cli_error("--greedy and --%s contradict each other", sampling_options[i]);
             return false;
         }
@@ -209,7 +209,7 @@ static int run_command(generate_command *c)
                 (c->m = checkpoint_load_model(c->folder, &c->state)) && runtime_open(&c->r, (int)c->threads);
     if (!good) {
         cli_error("%s", train_error());
-        return CLI_WRONG;
+        return train_exit_code();
     }
     c->d = decoder_create(c->m, &c->r, c->path, c->capacity);
     if (!c->d) {
@@ -241,13 +241,15 @@ int cmd_generate(int argc, char **argv)
 {
     generate_command c = {.tokens = 100, .attention = "composed", .seed = 1, .sampling = {.temperature = 0.8, .top_p = 1}};
     option_spec table[20];
+    option_marks marks;
     const option_set set = {.usage = "fattn generate --model DIR [options]",
                             .about = "Continues a text. Prints the prompt and what follows, as it is produced.",
-                            .table = make_table(&c, table)};
+                            .table = make_table(&c, table),
+                            .marks = &marks};
     int code;
     text_bytes(&c.output, "", 0);
     if (options_parse(&set, argc, argv, &code))
-        code = check_options(&c, argc, argv) ? run_command(&c) : CLI_WRONG;
+        code = check_options(&c, &set) ? run_command(&c) : CLI_WRONG;
     decoder_free(c.d);
     model_free(c.m);
     runtime_close(&c.r);

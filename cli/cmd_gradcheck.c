@@ -304,7 +304,7 @@ static bool parse(grad_options *o, int argc, char **argv, int *status)
 {
     const option_spec table[] = {
         {"dtype", "NAME,...", OPTION_WORDS, &o->dtypes, .words = dtype_words, .help = "types"},
-        {"kernel", "NAME,...", OPTION_TEXTS, &o->kernels, .help = "only these, or those beginning so up to an underscore"},
+        {"kernel", "NAME,...", OPTION_TEXTS, &o->kernels, .help = "only these: names, or their beginnings up to an underscore"},
         {"samples", "N", OPTION_INT, &o->samples, .low = 1, .high = SAMPLES_MAX, .help = "elements of each tensor"},
         {"seed", "N", OPTION_INT, &o->seed, .help = "of the numbers and of the choice of elements"},
         {"threads", "N", OPTION_INT, &o->threads, .high = 1024, .help = "threads; 0: as many as the process may use"},

@@ -10,9 +10,9 @@
 #include "cli.h"
 #include "fattn/fattn.h"
 #include "json_out.h"
-#include "train/error.h"
 #include "train/evaluate.h"
 #include "train/tokenizer.h"
+#include "train_exit.h"
 #include "train_settings.h"
 
 /* Everything that a run holds. */
@@ -121,7 +121,7 @@ static void on_started(void *user)
 static int wrong(void)
 {
     cli_error("%s", train_error());
-    return CLI_WRONG;
+    return train_exit_code();
 }
 
 static int open_data(train_command *c)

@@ -15,8 +15,6 @@
 #include "cli.h"
 #include "json_out.h"
 
-enum { SPECS_MAX = 128 };
-
 /* ------------------------------------------------------------------------------------------------------------- values */
 
 static int64_t suffix_factor(const char *end)
@@ -261,21 +259,20 @@ const option_spec *options_find(const option_spec *table, const char *name)
     return NULL;
 }
 
-bool options_given(const char *name, int argc, char **argv)
+bool options_given(const option_set *set, const char *name)
 {
-    const size_t length = strlen(name);
-    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
-        if (!strncmp(argv[i], "--", 2) && !strncmp(argv[i] + 2, name, length) &&
-            (argv[i][2 + length] == '\0' || argv[i][2 + length] == '='))
-            return true;
-    return false;
+    const option_spec *spec = options_find(set->table, name);
+    if (spec)
+        return set->marks->given[spec - set->table];
+    spec = strncmp(name, "no-", 3) ? NULL : options_find(set->table, name + 3);
+    return spec && set->marks->no[spec - set->table];
 }
 
 /* getopt's table: row i of ours has value 256 + 2i, and 257 + 2i for the `no-` form of a flag. */
 static void make_getopt_table(const option_set *set, struct option *rows, char (*no_names)[40])
 {
     int count = 0;
-    for (int i = 0; set->table[i].name && i < SPECS_MAX; i++) {
+    for (int i = 0; set->table[i].name && i < OPTION_ROWS_MAX; i++) {
         const option_spec *spec = &set->table[i];
         const int has_arg = spec->kind == OPTION_FLAG ? no_argument : required_argument;
         rows[count++] = (struct option){spec->name, has_arg, NULL, 256 + 2 * i};
@@ -291,7 +288,10 @@ static void make_getopt_table(const option_set *set, struct option *rows, char (
 /* One option that getopt found. Returns false after a mistake. */
 static bool take_option(const option_set *set, int code)
 {
-    const option_spec *spec = &set->table[(code - 256) / 2];
+    const int row = (code - 256) / 2;
+    const option_spec *spec = &set->table[row];
+    if (set->marks)
+        (code & 1 ? set->marks->no : set->marks->given)[row] = true;
     if (spec->kind == OPTION_FLAG) {
         *(bool *)spec->value = (code & 1) == 0;
         return true;
@@ -303,12 +303,14 @@ static bool take_option(const option_set *set, int code)
 
 bool options_parse(const option_set *set, int argc, char **argv, int *status)
 {
-    struct option rows[2 * SPECS_MAX + 2];
-    char no_names[SPECS_MAX][40];
+    struct option rows[2 * OPTION_ROWS_MAX + 2];
+    char no_names[OPTION_ROWS_MAX][40];
     make_getopt_table(set, rows, no_names);
     opterr = 0;
     optind = 0; /* start anew: the GNU way, and the one that bench's two levels need */
     *status = CLI_WRONG;
+    if (set->marks)
+        *set->marks = (option_marks){0};
     for (int code; (code = getopt_long(argc, argv, ":h", rows, NULL)) != -1;) {
         if (code == 'h') {
             print_help(set);

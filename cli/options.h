@@ -37,7 +37,7 @@ typedef enum option_kind {
     OPTION_TEXTS   /* option_texts *: texts separated by commas */
 } option_kind;
 
-enum { OPTION_LIST_MAX = 64 };
+enum { OPTION_LIST_MAX = 64, OPTION_ROWS_MAX = 128 };
 
 typedef struct option_ints {
     int count;
@@ -60,11 +60,18 @@ typedef struct option_spec {
     const char *help;
 } option_spec;
 
+/* What a command line said, row by row of the table. */
+typedef struct option_marks {
+    bool given[OPTION_ROWS_MAX]; /* --name */
+    bool no[OPTION_ROWS_MAX];    /* --no-name */
+} option_marks;
+
 typedef struct option_set {
     const char *usage;        /* "fattn check [options] [PATTERN]" */
     const char *about;        /* what the command does; lines of up to 100 characters, no newline at the end */
     const option_spec *table; /* ends with a row without name */
     int positionals_max;      /* how many arguments without dashes are allowed */
+    option_marks *marks;      /* filled by options_parse, for options_given; NULL: nobody asks */
 } option_set;
 
 /* Parses argv (argv[0] is the command's name). Returns true if the command should go on. Otherwise *status is what it
@@ -72,8 +79,8 @@ typedef struct option_set {
  * moved behind the options: argv[optind] .. argv[argc-1] (see getopt). */
 bool options_parse(const option_set *set, int argc, char **argv, int *status);
 
-/* Whether --name is on this command line (before options_parse permutes it or after). */
-bool options_given(const char *name, int argc, char **argv);
+/* Whether options_parse met --name, abbreviated or not. Of a flag, "no-name" is its other form. */
+bool options_given(const option_set *set, const char *name);
 
 /* The row of this name, or NULL. */
 const option_spec *options_find(const option_spec *table, const char *name);

@@ -57,7 +57,7 @@ static void make_table(train_settings *s)
         {"tied", NULL, OPTION_FLAG, &s->tied, .help = "the head is the embedding"},
         {"untied", NULL, OPTION_FLAG, &s->untied, .help = "it is not"},
         {"flash", NULL, OPTION_FLAG, &s->flash, .help = "short for --attention flash"},
-        {"attention", "HOW", OPTION_TEXT, &s->attention, .help = "composed, flash or window:W"},
+        {"attention", "HOW", OPTION_TEXT, &s->attention, .help = "composed, flash or window:W (the last W keys)"},
         {"recompute", NULL, OPTION_FLAG, &s->recompute, .help = "compute blocks again in backward instead of keeping them"},
         {"device", "WHERE", OPTION_WORD, &s->device, .words = devices, .help = "where to train"},
         {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = dtypes, .help = "type of the numbers"},
@@ -76,9 +76,9 @@ static void make_table(train_settings *s)
         {"eps", "X", OPTION_DOUBLE, &s->eps, .low = 1e-30, .high = 1, .help = "AdamW's epsilon"},
         {"clip", "X", OPTION_DOUBLE, &s->clip, .high = 1e30, .help = "the most that the gradient's norm may be; 0: any"},
         {"seed", "N", OPTION_INT, &s->seed, .high = most, .help = "of the weights, the order of the data and the samples"},
-        {"eval-every", "N", OPTION_INT, &s->eval_every, .high = 1e12, .help = "steps between evaluations; 0: none"},
+        {"eval-every", "N", OPTION_INT, &s->eval_every, .high = 1e12, .help = "steps between evaluations (and at the end); 0: none"},
         {"eval-batches", "N", OPTION_INT, &s->eval_batches, .high = 1e9, .help = "batches in an evaluation; 0: all"},
-        {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "steps between samples; 0: none"},
+        {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "steps between samples (and at the end); 0: none"},
         {"sample-tokens", "N", OPTION_INT, &s->sample_tokens, .low = 1, .high = 1e6, .help = "length of a sample"},
         {"save-every", "N", OPTION_INT, &s->save_every, .high = 1e12, .help = "steps between checkpoints; 0: at the end"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
@@ -178,26 +178,36 @@ static bool check_resumed(const train_settings *s)
 }
 
 /* Resolves what can be said in two ways. */
-static bool settle(train_settings *s, int argc, char **argv)
+static bool settle(train_settings *s, const option_set *set)
 {
-    if (s->untied && options_given("tied", argc, argv)) {
+    if (s->untied && options_given(set, "tied")) {
         cli_error("--tied and --untied contradict each other");
         return false;
     }
     if (s->untied)
         s->tied = false;
     s->untied = false;
-    if (s->flash && options_given("attention", argc, argv) && strcmp(s->attention, "flash") != 0) {
+    if (s->flash && options_given(set, "attention") && strcmp(s->attention, "flash") != 0) {
         cli_error("--flash and --attention %s contradict each other", s->attention);
         return false;
     }
     if (s->flash)
         s->attention = "flash";
-    else if (options_given("no-flash", argc, argv) && strcmp(s->attention, "flash") == 0)
+    else if (options_given(set, "no-flash") && strcmp(s->attention, "flash") == 0)
         s->attention = "composed";
     s->flash = false;
     if (s->max_seq == 0)
         s->max_seq = s->seq;
+    return true;
+}
+
+/* Can a JSON string hold it as it is? */
+static bool is_utf8(const char *text)
+{
+    const size_t length = strlen(text);
+    for (size_t i = 0, size; i < length; i += size)
+        if (!(size = text_utf8(text + i, length - i)))
+            return false;
     return true;
 }
 
@@ -207,6 +217,10 @@ static bool check_settled(const train_settings *s)
     attention_path path;
     if (!attention_path_parse(s->attention, &path) || path.kind == ATTENTION_BLOCK) {
         cli_error("--attention: '%s' is none of: composed, flash, window:W", s->attention);
+        return false;
+    }
+    if (!is_utf8(s->data)) {
+        cli_error("--data: '%s' is not UTF-8, and state.json could not hold it", s->data);
         return false;
     }
     if (s->max_seq < s->seq) {
@@ -221,12 +235,12 @@ static bool check_settled(const train_settings *s)
     return true;
 }
 
-static bool layers(train_settings *s, const train_settings *said, int argc, char **argv, int *status)
+static bool layers(train_settings *s, const train_settings *said, bool preset_given, int argc, char **argv, int *status)
 {
-    const option_set set = {.usage = "fattn train [options]", .about = "", .table = s->table};
+    const option_set set = {.usage = "fattn train [options]", .about = "", .table = s->table, .marks = &s->marks};
     if (said->resume ? !read_checkpoint(s, said->resume) : !apply_preset(s, said->preset))
         return false;
-    if (said->resume && options_given("preset", argc, argv) && !apply_preset(s, said->preset))
+    if (said->resume && preset_given && !apply_preset(s, said->preset))
         return false;
     if (said->config) {
         if (!config_read(said->config, &s->from_file)) {
@@ -239,7 +253,7 @@ static bool layers(train_settings *s, const train_settings *said, int argc, char
     if (!options_parse(&set, argc, argv, status))
         return false;
     *status = CLI_WRONG;
-    return settle(s, argc, argv) && (!s->resume || check_resumed(s)) && check_settled(s);
+    return settle(s, &set) && (!s->resume || check_resumed(s)) && check_settled(s);
 }
 
 bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
@@ -250,7 +264,8 @@ bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
                             .about =
                                 "Trains a language model on bytes, on the CPU. Without options: a tiny one, on a generated\n"
                                 "world, in some minutes. Interrupting it (Ctrl-C) saves a checkpoint first.",
-                            .table = said.table};
+                            .table = said.table,
+                            .marks = &said.marks};
     *s = (train_settings){0};
     make_table(&said);
     set_defaults(&said);
@@ -260,7 +275,7 @@ bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
     *status = CLI_WRONG;
     make_table(s);
     set_defaults(s);
-    return layers(s, &said, argc, argv, status);
+    return layers(s, &said, options_given(&set, "preset"), argc, argv, status);
 }
 
 void train_settings_free(train_settings *s)

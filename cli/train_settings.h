@@ -32,6 +32,7 @@ typedef struct train_settings {
 
     checkpoint_state state; /* of --resume */
     option_spec table[TRAIN_SETTINGS_MOST];
+    option_marks marks;                    /* of the command line */
     config_set from_file, from_checkpoint; /* own the texts that the fields above may point to */
 } train_settings;
 

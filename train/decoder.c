@@ -75,7 +75,7 @@ static bool ensure_workspace(decoder *d, const attention *a)
         return true;
     void *larger = realloc(d->workspace, bytes);
     if (!larger)
-        return train_fail("no memory for attention: it needs %zu bytes", bytes);
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for attention: it needs %zu bytes", bytes);
     d->workspace = larger;
     d->workspace_bytes = bytes;
     return true;
@@ -86,8 +86,8 @@ static bool prepare(decoder *d)
     lay_out(d);
     d->block = aligned_alloc(64, d->block_floats * sizeof *d->block);
     if (!d->block)
-        return train_fail("no memory for a cache of %" PRId64 " tokens: it needs %zu bytes", d->capacity,
-                          d->block_floats * sizeof *d->block);
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for a cache of %" PRId64 " tokens: it needs %zu bytes", d->capacity,
+                             d->block_floats * sizeof *d->block);
     lay_out(d);
     attention one = problem(d, 1, d->capacity), many = problem(d, d->chunk, d->capacity);
     return ensure_workspace(d, &one) && ensure_workspace(d, &many);
@@ -102,7 +102,7 @@ decoder *decoder_create(const model *m, const runtime *r, attention_path path, i
     }
     decoder *d = calloc(1, sizeof *d);
     if (!d) {
-        train_fail("no memory for a decoder");
+        train_fail_as(TRAIN_ERROR_WORK, "no memory for a decoder");
         return NULL;
     }
     *d = (decoder){.m = m,

@@ -1,16 +1,26 @@
 /*
- * How the trainer says what is wrong: functions return false or NULL, and train_error() then holds one line about it.
- * Nothing here prints; the program decides where the line goes.
+ * How the trainer says what is wrong: functions return false or NULL, and train_error() then holds one line about it,
+ * train_error_kind() whose fault it is. Nothing here prints; the program decides where the line goes.
  */
 #ifndef TRAIN_ERROR_H
 #define TRAIN_ERROR_H
 
 #include <stdbool.h>
 
+typedef enum train_error_class {
+    TRAIN_ERROR_GIVEN, /* what was given is wrong: an option, a file */
+    TRAIN_ERROR_WORK   /* the work failed though nothing was wrong with it: no memory */
+} train_error_class;
+
 /* This thread's last failure: one line without newline, valid until the next one. "" if nothing failed yet. */
 const char *train_error(void);
+/* Its kind; TRAIN_ERROR_GIVEN if nothing failed yet. */
+train_error_class train_error_kind(void);
 
-/* Sets the line (cut if it is too long) and returns false, so that callers can say `return train_fail("...")`. */
+/* Sets the line (cut if it is too long) and returns false, so that callers can say `return train_fail("...")`. The kind is
+ * TRAIN_ERROR_GIVEN. */
 __attribute__((format(printf, 1, 2))) bool train_fail(const char *format, ...);
+/* The same for any kind; train_error_kind() keeps that of the line which the new one is about. */
+__attribute__((format(printf, 2, 3))) bool train_fail_as(train_error_class kind, const char *format, ...);
 
 #endif

@@ -45,5 +45,5 @@ bool evaluate(model_step *s, const data_tokens *tokens, int64_t batch, int64_t s
     free(inputs);
     result->seconds = evaluate_seconds() - start;
     result->loss = sum / (double)result->tokens;
-    return good || train_fail("evaluation: %.600s", train_error());
+    return good || train_fail_as(train_error_kind(), "evaluation: %.600s", train_error());
 }

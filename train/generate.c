@@ -38,6 +38,20 @@ static int compare_candidates(const void *left, const void *right)
     return a->token < b->token ? -1 : a->token > b->token;
 }
 
+/* A single -infinity is a token that cannot come. */
+static bool check_logits(const float *logits, int64_t vocab)
+{
+    float largest = -INFINITY;
+    for (int64_t i = 0; i < vocab; ++i) {
+        if (isnan(logits[i]) || logits[i] == INFINITY)
+            return train_fail_as(TRAIN_ERROR_WORK, "the model gives token %lld the logit %g: no token can be chosen",
+                                 (long long)i, (double)logits[i]);
+        largest = fmaxf(largest, logits[i]);
+    }
+    return largest > -INFINITY ||
+           train_fail_as(TRAIN_ERROR_WORK, "the model gives all tokens the logit -inf: no token can be chosen");
+}
+
 static int32_t pick_greedy(const float *logits, int64_t vocab)
 {
     int64_t best = 0;
@@ -67,6 +81,8 @@ static int64_t keep_top_p(const sampler *s, int64_t count, double *sum)
 
 int32_t sampler_pick(sampler *s, const float *logits)
 {
+    if (!check_logits(logits, s->vocab))
+        return -1;
     if (s->options.greedy)
         return pick_greedy(logits, s->vocab);
     for (int64_t i = 0; i < s->vocab; ++i)
@@ -107,6 +123,8 @@ static generate_end continue_from(decoder *d, int64_t capacity, sampler *s, cons
 {
     for (int64_t made = 0; made < options->tokens; ++made) {
         int32_t token = sampler_pick(s, logits);
+        if (token < 0)
+            return GENERATE_FAILED;
         if (token == TOKEN_EOS && s->vocab == TOKENIZER_VOCAB)
             return GENERATE_EOS;
         if ((options->token && !options->token(options->user, token)) || tail_add(t, token))

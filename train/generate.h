@@ -28,6 +28,7 @@ typedef struct sampler {
 
 void sampler_init(sampler *s, const sampler_options *options, int64_t vocab);
 void sampler_free(sampler *s);
+/* A token; -1, with train_error() set, if no choice makes sense: a logit is NaN or infinite, or all are -infinity. */
 int32_t sampler_pick(sampler *s, const float *logits);
 
 typedef enum generate_end {

@@ -222,7 +222,9 @@ train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *
                        const train_options *options)
 {
     trainer t = {.m = m, .o = o, .r = r, .options = options, .first_step = o->step, .started = evaluate_seconds()};
-    train_result result = open_trainer(&t, d, position) ? run_steps(&t) : TRAIN_REFUSED;
+    train_result result = open_trainer(&t, d, position)            ? run_steps(&t)
+                          : train_error_kind() == TRAIN_ERROR_WORK ? TRAIN_FAILED
+                                                                   : TRAIN_REFUSED;
     *position = t.reader.position;
     close_trainer(&t);
     return result;

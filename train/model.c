@@ -152,11 +152,12 @@ static matrix joined(const parameter *p, int count)
     return m;
 }
 
+/* Points everything to its part of data and grad. */
 static void connect(model *m)
 {
     for (int i = 0; i < m->parameter_count; i++) {
         m->parameters[i].data = m->data + m->parameters[i].offset;
-        m->parameters[i].grad = m->grad + m->parameters[i].offset;
+        m->parameters[i].grad = m->grad ? m->grad + m->parameters[i].offset : NULL;
     }
     const parameter *p = m->parameters;
     m->embed = joined(p++, 1);
@@ -241,12 +242,11 @@ model *model_create(const model_config *config, uint64_t seed)
         m->parameters = calloc((size_t)l.count, sizeof *m->parameters);
         m->layer = calloc((size_t)config->layers + 1, sizeof *m->layer);
         m->data = floats(l.size);
-        m->grad = floats(l.size);
         m->rope_cos = floats(config->max_seq * config->head_dim / 2);
         m->rope_sin = floats(config->max_seq * config->head_dim / 2);
     }
-    if (!m || !m->parameters || !m->layer || !m->data || !m->grad || !m->rope_cos || !m->rope_sin) {
-        train_fail("no memory for a model of %" PRId64 " parameters", l.weights);
+    if (!m || !m->parameters || !m->layer || !m->data || !m->rope_cos || !m->rope_sin) {
+        train_fail_as(TRAIN_ERROR_WORK, "no memory for a model of %" PRId64 " parameters", l.weights);
         model_free(m);
         return NULL;
     }
@@ -271,7 +271,19 @@ void model_free(model *m)
     free(m);
 }
 
+bool model_need_grad(model *m)
+{
+    if (m->grad)
+        return true;
+    m->grad = floats(m->size);
+    if (!m->grad)
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the gradients of %" PRId64 " parameters", m->weights);
+    connect(m);
+    return true;
+}
+
 void model_zero_grad(model *m)
 {
-    memset(m->grad, 0, (size_t)m->size * sizeof *m->grad);
+    if (m->grad)
+        memset(m->grad, 0, (size_t)m->size * sizeof *m->grad);
 }

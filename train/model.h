@@ -71,17 +71,22 @@ typedef struct model {
     int parameter_count;
     int64_t size;       /* floats in data and in grad: all parameters, and zeros between them for alignment */
     int64_t weights;    /* the number of parameters proper */
-    float *data, *grad; /* [size] each */
+    float *data, *grad; /* [size] each; grad is NULL until somebody needs it */
     matrix embed, head; /* [vocab, hidden] */
     const parameter *norm;
     model_layer *layer;         /* [layers] */
     float *rope_cos, *rope_sin; /* [max_seq, head_dim / 2] */
 } model;
 
-/* A model with random weights: normal with deviation 0.02, those of o_proj and down_proj divided by sqrt(2 layers), norms 1.
- * The same seed gives the same bits on every machine. NULL, with train_error() set, for a bad configuration or no memory. */
+/* A model with random weights and no gradients yet: normal with deviation 0.02, those of o_proj and down_proj divided by sqrt(2
+ * layers), norms 1. The same seed gives the same bits on every machine. NULL, with train_error() set, for a bad configuration
+ * or no memory. */
 model *model_create(const model_config *config, uint64_t seed);
 void model_free(model *m);
+/* Allocates the gradients, zeroed, unless they are there. Optimisers and steps with backward ask for them when they are
+ * created, so that a model that only evaluates or generates does without. */
+bool model_need_grad(model *m);
+/* Nothing if there are none. */
 void model_zero_grad(model *m);
 
 /* ---------------------------------------------------------------------------------------------------------------- step */

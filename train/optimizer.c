@@ -66,7 +66,7 @@ static bool check_options(const optimizer_options *o)
 
 optimizer *optimizer_create(model *m, const optimizer_options *options)
 {
-    if (!check_options(options))
+    if (!check_options(options) || !model_need_grad(m))
         return NULL;
     optimizer *o = calloc(1, sizeof *o);
     if (o) {
@@ -76,7 +76,7 @@ optimizer *optimizer_create(model *m, const optimizer_options *options)
         o->v = calloc((size_t)m->size, sizeof *o->v);
     }
     if (!o || !o->m || !o->v || !make_pieces(o)) {
-        train_fail("no memory for the optimiser: it needs %zu bytes", 2 * (size_t)m->size * sizeof(float));
+        train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser: it needs %zu bytes", 2 * (size_t)m->size * sizeof(float));
         optimizer_free(o);
         return NULL;
     }

@@ -90,11 +90,11 @@ static bool check_options(const model *m, const step_options *o)
 
 model_step *step_create(model *m, const runtime *r, const step_options *options)
 {
-    if (!check_options(m, options))
+    if (!check_options(m, options) || (options->backward && !model_need_grad(m)))
         return NULL;
     model_step *s = calloc(1, sizeof *s);
     if (!s) {
-        train_fail("no memory for a step");
+        train_fail_as(TRAIN_ERROR_WORK, "no memory for a step");
         return NULL;
     }
     s->m = m;
@@ -105,7 +105,7 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
     s->t = tape_create();
     bool ready = s->tokens && s->targets && s->t;
     if (!ready)
-        train_fail("no memory for a step of %" PRId64 " tokens", s->rows);
+        train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
     else {
         record(s, r);
         ready = tape_plan(s->t, &(tape_options){.backward = options->backward, .recompute = options->recompute});

@@ -47,7 +47,7 @@ tape *tape_create(void)
     if (t)
         t->segment = -1;
     else
-        train_fail("no memory for the tape");
+        train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
     return t;
 }
 
@@ -77,7 +77,7 @@ void tape_fail(tape *t)
 
 static void out_of_memory(tape *t)
 {
-    train_fail("no memory for the tape");
+    train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
     tape_fail(t);
 }
 
@@ -226,7 +226,7 @@ static bool list_calls(tape *t, bool backward)
 {
     t->calls = calloc(3 * (size_t)t->node_count + 1, sizeof *t->calls);
     if (!t->calls)
-        return train_fail("no memory for the tape");
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
     for (int i = 0; i < t->node_count; i++)
         add_call(t, t->nodes[i], false, 0);
     t->first_backward = t->call_count;
@@ -398,12 +398,12 @@ bool tape_plan(tape *t, const tape_options *options)
     add_gradient_buffers(t);
     add_workspaces(t);
     if (memory_failed(&t->memory))
-        return train_fail("no memory for the plan of a step");
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the plan of a step");
     find_lifetimes(t);
     if (!memory_place(&t->memory))
-        return train_fail("no memory for the plan of a step");
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the plan of a step");
     if (!memory_allocate(&t->memory))
-        return train_fail("no memory for a step: it needs %zu bytes", t->memory.bytes);
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for a step: it needs %zu bytes", t->memory.bytes);
     set_addresses(t);
     return true;
 }

@@ -55,6 +55,8 @@
  *              different, as its matrix product library may allocate. Ask fattn_workspace_size(), pass that many bytes. The
  *              workspace holds nothing between calls; calls that run at the same time need one each.
  *   Threads    a context never changes after it was made, and any number of threads may use it at once.
+ *   Signals    handlers may run during a call, but not one of the kernel `composed`: with oneDNN 2.6.3 they break the program's
+ *              memory. Block them before its first call, so that OpenMP's threads inherit the mask.
  *   Determinism  results are the same bits for any number of threads and in every run with the same kernel; on x86 also
  *              whatever the caller's rounding mode is.
  */
@@ -250,9 +252,9 @@ typedef struct fattn_kernel_info {
  * it can and would run, and the reason if not. The first that can and should run is taken; nothing falls back silently.
  * Past the last kernel the status is FATTN_ERROR_ARGUMENT and info->name is NULL.
  *
- * Names read <family>_<op>_<type>. A context's `kernel` is a comma-separated list of names, or of their beginnings up to
- * an underscore: "ref", "composed", "cpu_avx2", "cpu_avx2_forward,ref_backward". Forcing overrules what should run, never
- * what can: a call for which no kernel of the list can run fails with FATTN_ERROR_UNSUPPORTED. */
+ * Names read <family>_<op>_<type>, without the type where a kernel takes every one. A context's `kernel` is a comma-separated
+ * list of names, or of their beginnings up to an underscore: "ref", "composed", "cpu_avx2", "cpu_avx2_forward,ref_backward".
+ * Forcing overrules what should run, never what can: a call for which no kernel of the list can run fails with FATTN_ERROR_UNSUPPORTED. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_kernel_query(const fattn_context *context, const fattn_desc *desc, fattn_op op,
                                                            int32_t index, fattn_kernel_info *info);
 

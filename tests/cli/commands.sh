@@ -60,6 +60,11 @@ for field in op kernel device device_name dtype layout batch heads heads_kv seq_
     grep -q "\"$field\":" "$out" || complain "bench attention --json lacks $field"
 done
 json bench gemm --json --seconds 0.002 --size 64 --threads 1
+OMP_THREAD_LIMIT=1 json bench gemm --json --seconds 0.002 --size 64 --threads 2
+if grep -q '"op":"sgemm"' "$out"; then
+    grep -q '"op":"sgemm".*"threads":1,' "$out" || complain 'the matrix product has more threads than OMP_THREAD_LIMIT'
+    grep -q '1 of 2 threads' "$err" || complain 'no note about the threads that are missing'
+fi
 wrong "--size: '2.5'" bench gemm --size 2.5
 
 wrong "'nonsense'" gradcheck nonsense

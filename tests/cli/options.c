@@ -122,6 +122,30 @@ static void tables(void **state)
     assert_int_equal(status, CLI_OK);
 }
 
+/* What was said counts, however it was abbreviated, and not what stands where a value does. */
+static void given(void **state)
+{
+    (void)state;
+    bool flag = false, flat = false;
+    int64_t seed = 1;
+    const char *text = NULL;
+    option_marks marks;
+    const option_spec table[] = {{"flag", NULL, OPTION_FLAG, &flag, .help = "a"},
+                                 {"flat", NULL, OPTION_FLAG, &flat, .help = "b"},
+                                 {"seed", "N", OPTION_INT, &seed, .help = "c"},
+                                 {"text", "T", OPTION_TEXT, &text, .help = "d"},
+                                 {0}};
+    const option_set set = {.usage = "test", .about = "", .table = table, .positionals_max = 1, .marks = &marks};
+    int status;
+    assert_true(options_parse(&set, 4, (char *[]){"test", "--see=2", "--no-flag", "--flat", NULL}, &status));
+    assert_true(options_given(&set, "seed") && options_given(&set, "no-flag") && options_given(&set, "flat"));
+    assert_false(options_given(&set, "flag") || options_given(&set, "no-flat") || options_given(&set, "text"));
+    assert_false(options_given(&set, "nonsense") || options_given(&set, "no-nonsense"));
+    assert_true(options_parse(&set, 5, (char *[]){"test", "--tex", "--seed", "--", "--flag", NULL}, &status));
+    assert_true(options_given(&set, "text"));
+    assert_false(options_given(&set, "seed") || options_given(&set, "flag") || options_given(&set, "flat"));
+}
+
 static void json_lines(void **state)
 {
     (void)state;
@@ -153,6 +177,6 @@ static void json_lines(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole_numbers), cmocka_unit_test(real_numbers_and_words),
-                                       cmocka_unit_test(tables), cmocka_unit_test(json_lines)};
+                                       cmocka_unit_test(tables), cmocka_unit_test(given), cmocka_unit_test(json_lines)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,6 +59,8 @@ wrong "'rough'" train --attention rough
 wrong "'block:4'" train --attention block:4
 wrong 'contradict' train --flash --attention composed
 wrong 'contradict' train --tied --untied
+wrong 'contradict' train --fla --att composed
+wrong 'contradict' train --tie --unt
 wrong 'no-such-file' train --data "$dir/no-such-file"
 wrong 'no-such-file' train --config "$dir/no-such-file"
 wrong 'no-such-folder' train $tiny --steps 1 --out "$dir/no-such-folder/run"
@@ -69,6 +71,10 @@ wrong 'head' train $tiny --head-dim 7
 wrong '--max-seq 16' train $tiny --max-seq 16
 printf 'short text' >"$dir/short"
 wrong 'fewer than a window' train $tiny --data "$dir/short"
+printf 'text%.0s' $(seq 300) >"$dir/$(printf 'latin-\351')"
+wrong 'is not UTF-8' train $tiny --steps 1 --data "$dir/$(printf 'latin-\351')"
+printf 'text%.0s' $(seq 300) >"$dir/$(printf 'utf-\303\251')"
+right . train $tiny --steps 1 --data "$dir/$(printf 'utf-\303\251')" --json
 mkfifo "$dir/pipe"
 wrong 'neither a file nor a folder' train $tiny --data "$dir/pipe"
 mkdir "$dir/thesis" && touch "$dir/thesis/chapter"
@@ -143,9 +149,25 @@ right '"end":"full"' generate --model "$dir/flash" --prompt Ada --tokens 100 --g
 json_lines "$out"
 wrong '33 tokens' generate --model "$dir/flash" --prompt 'This prompt is 33 characters long'
 wrong 'contradict' generate --model "$dir/flash" --greedy --temperature 0.5
+wrong '--greedy and --seed contradict' generate --model "$dir/flash" --greedy --see 1
+wrong '--greedy and --temperature contradict' generate --model "$dir/flash" --temp=0.5 --greedy
 wrong 'contradict' generate --model "$dir/flash" --prompt a --prompt-ids 1
 wrong "'258'" generate --model "$dir/flash" --prompt-ids 258
 wrong 'top-p' generate --model "$dir/flash" --top-p 1.5
+
+# -------------------------------------------------------------------------------------------------------------- no memory
+# failed WORD ARGUMENTS...: exit code 1 and WORD, within 4 GB of addresses. A sanitizer takes more than that for itself.
+failed() {
+    word=$1
+    shift
+    (ulimit -v 4000000 && "$fattn" --version) >"$out" 2>"$err" || return 0
+    (ulimit -v 4000000 && exec "$fattn" "$@") >"$out" 2>"$err"
+    code=$?
+    [ $code -eq 1 ] || complain "fattn $*: exit code $code instead of 1"
+    says "^fattn: .*$word"
+}
+failed 'no memory for a step' train $tiny --steps 1 --batch 100000
+failed 'no memory for a step' eval --model "$dir/flash" --batch 100000 --threads 1
 
 # ----------------------------------------------------------------------------------------------------------------- resume
 # A run that is interrupted, and goes on, ends as the one that was not.

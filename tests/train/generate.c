@@ -3,6 +3,7 @@
  */
 #include "train/generate.h"
 #include "support.h"
+#include "train/error.h"
 #include "train/tokenizer.h"
 #include <math.h>
 #include <stdlib.h>
@@ -157,21 +158,38 @@ static void test_sampling_limits(void **state)
     assert_int_equal(counts[0], DRAWS);
 }
 
-/* Logits that are infinite or not numbers must not lead outside the vocabulary. */
+/* Logits that make no choice possible are an error, not a token. A single -infinity, a token that cannot come, is none. */
 static void test_odd_logits(void **state)
 {
     (void)state;
-    const float odd[3][4] = {{NAN, NAN, NAN, NAN}, {-INFINITY, 1, -INFINITY, -INFINITY}, {INFINITY, 1, 2, 3}};
-    for (int i = 0; i < 3; ++i) {
+    const float odd[4][4] = {{NAN, NAN, NAN, NAN}, {3, 1, NAN, 2}, {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, {1, INFINITY}};
+    const float one[4] = {-INFINITY, 1, -INFINITY, -INFINITY};
+    for (int greedy = 0; greedy < 2; ++greedy) {
         sampler s;
-        sampler_init(&s, &(sampler_options){.temperature = 1, .top_p = 0.9, .seed = 1}, 4);
-        for (int draw = 0; draw < 100; ++draw) {
-            int32_t token = sampler_pick(&s, odd[i]);
-            assert_in_range(token, 0, 3);
-            assert_true(i != 1 || token == 1);
+        sampler_init(&s, &(sampler_options){.greedy = greedy, .temperature = 1, .top_p = 0.9, .seed = 1}, 4);
+        for (int i = 0; i < 4; ++i) {
+            train_fail("nothing");
+            assert_int_equal(sampler_pick(&s, odd[i]), -1);
+            assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
+            assert_non_null(strstr(train_error(), "no token can be chosen"));
         }
+        for (int draw = 0; draw < 100; ++draw)
+            assert_int_equal(sampler_pick(&s, one), 1);
         sampler_free(&s);
     }
+}
+
+static void test_broken_model(void **state)
+{
+    (void)state;
+    model *m = random_model(&shape, 4);
+    output out = {0};
+    m->norm->data[0] = NAN;
+    assert_int_equal(run(m, "flash", (sampler_options){.temperature = 1, .top_p = 1}, NULL, MADE, &out), GENERATE_FAILED);
+    assert_int_equal(run(m, "flash", (sampler_options){.greedy = true}, NULL, MADE, &out), GENERATE_FAILED);
+    assert_int_equal(out.count, 0);
+    assert_non_null(strstr(train_error(), "token 0 the logit"));
+    model_free(m);
 }
 
 static void test_ends(void **state)
@@ -218,8 +236,9 @@ static void test_bad_prompts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cache),      cmocka_unit_test(test_seeds), cmocka_unit_test(test_sampling_limits),
-        cmocka_unit_test(test_odd_logits), cmocka_unit_test(test_ends),  cmocka_unit_test(test_bad_prompts),
+        cmocka_unit_test(test_cache),       cmocka_unit_test(test_seeds),        cmocka_unit_test(test_sampling_limits),
+        cmocka_unit_test(test_odd_logits),  cmocka_unit_test(test_broken_model), cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_bad_prompts),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
  * attention library (both static), though not those from inside oneDNN.
  */
 #include "support.h"
+#include "train/error.h"
 #include "train/memory_plan.h"
 #include "train/optimizer.h"
 #include <stdatomic.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 
 static atomic_int allocations;
+static atomic_size_t alloc_most = SIZE_MAX; /* what aligned_alloc gives at once */
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
@@ -44,7 +46,7 @@ void *__wrap_realloc(void *p, size_t size)
 void *__wrap_aligned_alloc(size_t alignment, size_t size)
 {
     allocations++;
-    return __real_aligned_alloc(alignment, size);
+    return size > alloc_most ? NULL : __real_aligned_alloc(alignment, size);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- plan */
@@ -192,6 +194,64 @@ static void what_steps_need(void **state)
     assert_true(forward.arena < again.arena);
 }
 
+/* Gradients come with the first that needs them, and no step that only goes forward does. */
+static void gradients_on_demand(void **state)
+{
+    (void)state;
+    const step_options forward = {.batch = 1, .seq = 64}, backward = {.batch = 1, .seq = 64, .backward = true};
+    const optimizer_options options = optimizer_defaults();
+    model *m = random_model(&config, 3), *other = random_model(&config, 3);
+    model_step *s = step_create(m, test_runtime(), &forward);
+    decoder *d = decoder_create(m, test_runtime(), path_of("flash"), 64);
+    require(s && d);
+    assert_null(m->grad);
+    assert_null(m->parameters[0].grad);
+    assert_null(m->head.grad);
+    model_zero_grad(m);
+    model_step *t = step_create(m, test_runtime(), &backward);
+    optimizer *o = optimizer_create(other, &options);
+    require(t && o);
+    assert_non_null(other->grad);
+    assert_ptr_equal(m->parameters[1].grad, m->grad + m->parameters[1].offset);
+    assert_ptr_equal(m->layer[2].down.grad - m->grad, m->layer[2].down.data - m->data);
+    const float *grad = m->grad;
+    require(model_need_grad(m));
+    assert_ptr_equal(m->grad, grad);
+    optimizer_free(o);
+    decoder_free(d);
+    step_free(t);
+    step_free(s);
+    model_free(other);
+    model_free(m);
+}
+
+/* No memory is not the caller's mistake, whatever the line says around it; a batch of nothing is. */
+static void kinds_of_errors(void **state)
+{
+    (void)state;
+    const step_options forward = {.batch = 1, .seq = 64}, backward = {.batch = 1, .seq = 64, .backward = true};
+    const optimizer_options options = optimizer_defaults();
+    model *m = random_model(&config, 3);
+    alloc_most = 1000;
+    assert_null(step_create(m, test_runtime(), &forward));
+    assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
+    train_fail_as(train_error_kind(), "evaluation: %s", train_error());
+    assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
+    assert_non_null(strstr(train_error(), "evaluation: no memory for a step: it needs"));
+    assert_null(step_create(m, test_runtime(), &(step_options){.batch = 0, .seq = 64}));
+    assert_int_equal(train_error_kind(), TRAIN_ERROR_GIVEN);
+    assert_null(step_create(m, test_runtime(), &backward));
+    assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
+    assert_non_null(strstr(train_error(), "no memory for the gradients"));
+    train_fail("nothing");
+    assert_null(optimizer_create(m, &options));
+    assert_null(decoder_create(m, test_runtime(), path_of("flash"), 64));
+    assert_null(model_create(&config, 1));
+    assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
+    alloc_most = SIZE_MAX;
+    model_free(m);
+}
+
 /* Sizes whose product would overflow are refused before anything is added up. */
 static void too_much_is_refused(void **state)
 {
@@ -210,7 +270,8 @@ static void too_much_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plan_is_sound), cmocka_unit_test(nothing_is_allocated),
-                                       cmocka_unit_test(what_steps_need), cmocka_unit_test(too_much_is_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(plan_is_sound),   cmocka_unit_test(nothing_is_allocated),
+                                       cmocka_unit_test(what_steps_need), cmocka_unit_test(gradients_on_demand),
+                                       cmocka_unit_test(kinds_of_errors), cmocka_unit_test(too_much_is_refused)};
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }
