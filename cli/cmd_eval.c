@@ -38,7 +38,7 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
         {"world-seed", "N", OPTION_INT, &c->world_seed, .high = 9e15, .help = "likewise"},
         {"world-lines", "N", OPTION_INT, &c->world_lines, .high = 1e8, .help = "likewise"},
         {"split", "NAME", OPTION_WORD, &c->split, .words = splits, .help = "which part of the data"},
-        {"attention", "HOW,...", OPTION_TEXTS, &c->attention, .help = "composed, flash, block:N (keys), window:W (the last keys)"},
+        {"attention", "HOW,...", OPTION_TEXTS, &c->attention, .help = "composed, flash, block:N, window:W (sizes in keys)"},
         {"batch", "N", OPTION_INT, &c->batch, .low = 1, .high = 1e6, .help = "windows at a time"},
         {"seq", "N", OPTION_INT, &c->seq, .high = 1 << 24, .help = "tokens in a window; 0: as the model was trained"},
         {"max-tokens", "N", OPTION_INT, &c->max_tokens, .high = 9e15, .help = "stop after so many; 0: all"},
@@ -86,6 +86,11 @@ static bool open_data(eval_command *c)
         c->seq = recorded_number(&run, "seq", c->state.model.max_seq);
     c->d = data_open(&options);
     config_free(&run);
+    if (!c->d && !c->source) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", train_error());
+        return train_fail_as(train_error_kind(), "%s (the data of the training run; --data names another)", why);
+    }
     if (!c->d)
         return false;
     return data_vocab(c->d) <= c->state.model.vocab || train_fail("vocab: the model has %lld tokens, the data %lld",

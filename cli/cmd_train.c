@@ -2,13 +2,13 @@
  * fattn train: trains a language model; the loop is train/loop.c. Here: what it is told, and what it shows.
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
 #include "fattn/fattn.h"
+#include "interrupt.h"
 #include "json_out.h"
 #include "train/evaluate.h"
 #include "train/tokenizer.h"
@@ -27,22 +27,6 @@ typedef struct train_command {
     FILE *log;
     bool quiet; /* standard output belongs to JSON lines */
 } train_command;
-
-static volatile sig_atomic_t interrupted;
-
-static void interrupt(int signal_number)
-{
-    (void)signal_number;
-    interrupted = 1;
-}
-
-/* The first signal ends the run after its step; a second one kills. */
-static void catch_signals(void)
-{
-    struct sigaction action = {.sa_handler = interrupt, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 /* ----------------------------------------------------------------------------------------------------------- reporting */
 
@@ -202,7 +186,7 @@ static train_options loop_options(const train_command *c)
                              .save_every = s->save_every,
                              .out = s->out,
                              .configuration = c->configuration.bytes,
-                             .stop = &interrupted,
+                             .stop = interrupt_flag(),
                              .started = on_started,
                              .report = on_report,
                              .sample = on_sample};
@@ -245,7 +229,6 @@ static int run_loop(train_command *c)
 {
     train_options options = loop_options(c);
     options.user = c;
-    catch_signals();
     return finish(c, train_run(c->m, c->o, &c->r, c->d, &c->position, &options));
 }
 
@@ -261,6 +244,8 @@ static int run_command(train_command *c)
         printf("%s\n", c->configuration.bytes);
         return CLI_OK;
     }
+    if (!interrupt_watch())
+        cli_note("no thread to wait for signals: an interrupt ends the run without a checkpoint");
     if (!runtime_open(&c->r, (int)c->s.threads)) {
         cli_error("%s", train_error());
         return CLI_FAILED;

@@ -76,9 +76,9 @@ static void make_table(train_settings *s)
         {"eps", "X", OPTION_DOUBLE, &s->eps, .low = 1e-30, .high = 1, .help = "AdamW's epsilon"},
         {"clip", "X", OPTION_DOUBLE, &s->clip, .high = 1e30, .help = "the most that the gradient's norm may be; 0: any"},
         {"seed", "N", OPTION_INT, &s->seed, .high = most, .help = "of the weights, the order of the data and the samples"},
-        {"eval-every", "N", OPTION_INT, &s->eval_every, .high = 1e12, .help = "steps between evaluations (and at the end); 0: none"},
+        {"eval-every", "N", OPTION_INT, &s->eval_every, .high = 1e12, .help = "evaluate every N steps and at the end; 0: no"},
         {"eval-batches", "N", OPTION_INT, &s->eval_batches, .high = 1e9, .help = "batches in an evaluation; 0: all"},
-        {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "steps between samples (and at the end); 0: none"},
+        {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "sample every N steps and at the end; 0: no"},
         {"sample-tokens", "N", OPTION_INT, &s->sample_tokens, .low = 1, .high = 1e6, .help = "length of a sample"},
         {"save-every", "N", OPTION_INT, &s->save_every, .high = 1e12, .help = "steps between checkpoints; 0: at the end"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
@@ -216,7 +216,7 @@ static bool check_settled(const train_settings *s)
 {
     attention_path path;
     if (!attention_path_parse(s->attention, &path) || path.kind == ATTENTION_BLOCK) {
-        cli_error("--attention: '%s' is none of: composed, flash, window:W", s->attention);
+        cli_error("--attention: '%s' is none of: composed, flash, window:W, with W from 1 on", s->attention);
         return false;
     }
     if (!is_utf8(s->data)) {

@@ -211,7 +211,7 @@ static train_result run_steps(trainer *t)
                 return TRAIN_FAILED;
             saved = true;
         }
-        stopped = options->stop && *options->stop;
+        stopped = options->stop && atomic_load(options->stop);
     }
     if (options->out && !saved && !save(t))
         return TRAIN_FAILED;

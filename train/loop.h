@@ -4,7 +4,7 @@
 #ifndef TRAIN_LOOP_H
 #define TRAIN_LOOP_H
 
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "checkpoint.h"
 #include "data.h"
@@ -35,7 +35,7 @@ typedef struct train_options {
     int64_t save_every;                  /* 0: only at the end */
     const char *out;                     /* checkpoint folder; NULL: none */
     const char *configuration;           /* JSON object for state.json */
-    volatile sig_atomic_t *stop;         /* not 0: finish the step, save, return. May be NULL */
+    const atomic_int *stop;              /* not 0: finish the step, save, return. May be NULL */
     void (*started)(void *user);         /* nothing was refused; before the first step */
     void (*report)(void *user, const train_report *report);
     void (*sample)(void *user, int64_t step, const int32_t *tokens, int64_t count);

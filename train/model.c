@@ -62,7 +62,7 @@ bool attention_path_parse(const char *text, attention_path *path)
                 return true;
         }
     }
-    return train_fail("'%s' is none of: composed, flash, block:N, window:W", text);
+    return train_fail("'%s' is none of: composed, flash, block:N, window:W, with N and W from 1 on", text);
 }
 
 const char *attention_path_print(attention_path path, char *text, size_t size)

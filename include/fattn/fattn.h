@@ -254,7 +254,8 @@ typedef struct fattn_kernel_info {
  *
  * Names read <family>_<op>_<type>, without the type where a kernel takes every one. A context's `kernel` is a comma-separated
  * list of names, or of their beginnings up to an underscore: "ref", "composed", "cpu_avx2", "cpu_avx2_forward,ref_backward".
- * Forcing overrules what should run, never what can: a call for which no kernel of the list can run fails with FATTN_ERROR_UNSUPPORTED. */
+ * Forcing overrules what should run, never what can: a call for which no kernel of the list can run fails with
+ * FATTN_ERROR_UNSUPPORTED. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_kernel_query(const fattn_context *context, const fattn_desc *desc, fattn_op op,
                                                            int32_t index, fattn_kernel_info *info);
 

@@ -29,7 +29,7 @@ typedef struct history {
     double loss[128], val[128];
     int count, samples;
     int stop_at; /* raise the flag after this step */
-    volatile sig_atomic_t stop;
+    atomic_int stop;
 } history;
 
 static void on_report(void *user, const train_report *report)
