@@ -1,9 +1,9 @@
 /*
  * Ending a run by SIGINT or SIGTERM, without a signal handler.
  *
- * A handler would run on the stack of whatever thread the signal meets, and oneDNN's compiled products keep data below the
- * stack pointer, beyond what the ABI protects: a signal in the middle of one corrupts memory. So the signals are blocked in
- * every thread, and one thread waits for them.
+ * A handler would run on the stack of whatever thread the signal meets, and a signal in the middle of one of oneDNN 2.6.3's
+ * compiled products corrupts memory (not with a handler on a stack of its own: they seem to keep data below the stack pointer).
+ * So the signals are blocked in every thread, and one thread waits for them.
  */
 #ifndef FATTN_CLI_INTERRUPT_H
 #define FATTN_CLI_INTERRUPT_H
