@@ -1,10 +1,7 @@
 /*
  * The calls: read what the caller passed, choose a kernel, run it.
- *
- * Problems without rows or without keys never reach a kernel: their results are constants, written here.
  */
 #include <inttypes.h>
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -42,9 +39,36 @@ static const char *cannot(const fattn_kernel *kernel, const fattn_problem *probl
     return kernel->refuse ? kernel->refuse(problem) : NULL;
 }
 
+static const char *unworthy(const fattn_kernel *kernel, const fattn_problem *problem)
+{
+    return kernel->unworthy ? kernel->unworthy(problem) : NULL;
+}
+
+/* Whether two names agree up to the operation: <family>_<op>_<type>. */
+static bool same_family(const char *a, const char *b)
+{
+    static const char *const ops[] = {"_decode", "_forward", "_backward"};
+    size_t length[2] = {strlen(a), strlen(b)};
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        const char *const at[2] = {strstr(a, ops[i]), strstr(b, ops[i])};
+        length[0] = at[0] ? (size_t)(at[0] - a) : length[0];
+        length[1] = at[1] ? (size_t)(at[1] - b) : length[1];
+    }
+    return length[0] == length[1] && strncmp(a, b, length[0]) == 0;
+}
+
+/* Why a kernel should not run. Forcing overrules it, unless it was a family that was forced, and another of it should. */
 static const char *should_not(const fattn_context *context, const fattn_kernel *kernel, const fattn_problem *problem)
 {
-    return kernel->unworthy && !context->kernel ? kernel->unworthy(problem) : NULL;
+    const char *reason = unworthy(kernel, problem);
+    if (!reason || !context->kernel)
+        return reason;
+    for (int32_t i = 0; i < context->candidate_count[kernel->op - 1]; i++) {
+        const fattn_kernel *other = context->candidates[kernel->op - 1][i];
+        if (same_family(kernel->name, other->name) && !cannot(other, problem) && !unworthy(other, problem))
+            return reason;
+    }
+    return NULL;
 }
 
 static const fattn_kernel *choose(const fattn_context *context, const fattn_problem *problem, fattn_op op)
@@ -74,14 +98,9 @@ static fattn_status fail_to_choose(const fattn_context *context, const fattn_pro
                       op_name(op));
 }
 
-static bool is_empty(const fattn_problem *problem)
-{
-    return problem->desc.batch == 0 || problem->desc.seq_q == 0 || problem->desc.seq_k == 0;
-}
-
 static size_t kernel_workspace(const fattn_kernel *kernel, const fattn_problem *problem)
 {
-    return kernel->workspace && !is_empty(problem) ? kernel->workspace(problem) : 0;
+    return kernel->workspace ? kernel->workspace(problem) : 0;
 }
 
 /* What the caller is asked for: with room to align. */
@@ -98,7 +117,15 @@ static fattn_status read_problem(const fattn_context *context, const fattn_desc 
     if (op != FATTN_OP_FORWARD && op != FATTN_OP_BACKWARD)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "op is %d, not one of fattn_op, 1 .. %d", (int)op, FATTN_OP_BACKWARD);
     problem->lanes = context->threads;
-    return fattn_desc_read(desc, problem);
+    const fattn_status status = fattn_desc_read(desc, problem);
+    if (status != FATTN_OK || op == FATTN_OP_FORWARD)
+        return status;
+    if (problem->desc.page_size > 0)
+        return fattn_fail(FATTN_ERROR_UNSUPPORTED, "desc.page_size is %" PRId64 ", but backward reads no paged keys",
+                          problem->desc.page_size);
+    if (problem->desc.kv_dtype == FATTN_I8)
+        return fattn_fail(FATTN_ERROR_UNSUPPORTED, "desc.kv_dtype is FATTN_I8, but backward reads no keys of 8 bits");
+    return FATTN_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------------------- queries */
@@ -114,7 +141,11 @@ fattn_status fattn_mask_interval(const fattn_desc *desc, int64_t row, int64_t *l
     if (row < 0 || row >= problem.desc.seq_q)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "row is %" PRId64 ", outside 0 .. desc.seq_q - 1, %" PRId64, row,
                           problem.desc.seq_q - 1);
-    const fattn_interval kept = fattn_mask_row(&problem.desc, row);
+    if (problem.desc.mask == FATTN_MASK_DOCUMENT || problem.desc.mask == FATTN_MASK_INTERVALS)
+        return fattn_fail(FATTN_ERROR_UNSUPPORTED, "desc.mask is %" PRId32 ", whose keys stand in a call's arrays",
+                          problem.desc.mask);
+    const fattn_rows_mask mask = fattn_mask_of(&problem.desc, problem.desc.seq_q, problem.desc.seq_k);
+    const fattn_interval kept = fattn_mask_row(&mask, row);
     *lo = kept.lo;
     *hi = kept.hi;
     return FATTN_OK;
@@ -170,47 +201,13 @@ fattn_status fattn_kernel_query(const fattn_context *context, const fattn_desc *
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------- problems without */
-
-static void zero_view(const fattn_problem *problem, const fattn_view *view, int64_t heads, int64_t rows, int64_t dim)
-{
-    const size_t size = fattn_dtype_size(problem->desc.dtype);
-    for (int64_t b = 0; b < problem->desc.batch; b++)
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t i = 0; i < rows; i++)
-                memset(fattn_row(view, size, b, h, i), 0, (size_t)dim * size);
-}
-
-/* No rows, or rows without keys: out 0 and lse -inf. */
-static void forward_empty(const fattn_problem *problem, const fattn_launch *launch)
-{
-    const fattn_desc *d = &problem->desc;
-    const int64_t rows = d->batch * d->heads_q * d->seq_q;
-    zero_view(problem, &launch->out, d->heads_q, d->seq_q, d->dim_v);
-    for (int64_t i = 0; launch->lse && i < rows; i++) {
-        if (d->dtype == FATTN_F64)
-            ((double *)launch->lse)[i] = -(double)INFINITY;
-        else
-            ((float *)launch->lse)[i] = -INFINITY;
-    }
-}
-
-/* No rows and perhaps keys, or the other way round: nothing depends on anything. */
-static void backward_empty(const fattn_problem *problem, const fattn_launch *launch)
-{
-    const fattn_desc *d = &problem->desc;
-    zero_view(problem, &launch->dq, d->heads_q, d->seq_q, d->dim);
-    zero_view(problem, &launch->dk, d->heads_kv, d->seq_k, d->dim);
-    zero_view(problem, &launch->dv, d->heads_kv, d->seq_k, d->dim_v);
-}
-
 /* -------------------------------------------------------------------------------------------------------------- running */
 
 static fattn_status take_workspace(const fattn_kernel *kernel, const fattn_problem *problem, void *workspace, size_t size,
                                    fattn_launch *launch)
 {
     const size_t needed = caller_workspace(kernel, problem);
-    launch->workspace = NULL;
+    launch->workspace = fattn_nothing();
     if (needed == 0)
         return FATTN_OK;
     if (!workspace)
@@ -233,12 +230,7 @@ static fattn_status run(const fattn_context *context, const fattn_problem *probl
     if (status != FATTN_OK)
         return status;
     launch->context = context;
-    if (!is_empty(problem))
-        kernel->run(problem, launch);
-    else if (op == FATTN_OP_FORWARD)
-        forward_empty(problem, launch);
-    else
-        backward_empty(problem, launch);
+    kernel->run(problem, launch);
     if (name)
         *name = kernel->name;
     return FATTN_OK;

@@ -11,7 +11,7 @@
 
 #include "fattn/fattn.h"
 
-/* A descriptor that passed validation, with its defaults filled in: out_dtype set, scale never 0, and every field that a
+/* A descriptor that passed validation, with its defaults filled in: every type set, scale never 0, and every field that a
  * shorter caller's struct lacks zero. */
 typedef struct fattn_problem {
     fattn_desc desc;
@@ -19,11 +19,20 @@ typedef struct fattn_problem {
     int32_t lanes; /* the context's threads: the most lanes that a kernel may use, hence scratch areas it asks for */
 } fattn_problem;
 
-/* Where things lie. Backward's tensors are unset in a forward launch. */
+/* Where things lie; what the descriptor does not ask for is unset. Packed tensors have a batch stride of 0, and their rows
+ * count through (sequence.h). */
 typedef struct fattn_launch {
     const fattn_context *context;
-    fattn_view q, k, v, out, dout, dq, dk, dv;
-    void *lse;                /* may be NULL in forward */
+    fattn_view q, k, v, out, dout, dq, dk, dv, bias, dbias;
+    void *lse; /* may be NULL in forward */
+    const void *dlse;
+    const float *slopes, *sinks;
+    float *dsinks;
+    const int32_t *cu_q, *cu_k, *used_q, *used_k; /* each may be NULL */
+    const int32_t *mask_lo, *mask_hi, *document_q, *document_k;
+    int64_t mask_stride;
+    const int32_t *page_table;
+    const float *k_scales, *v_scales;
     unsigned char *workspace; /* aligned to FATTN_ALIGNMENT */
 } fattn_launch;
 
@@ -53,6 +62,13 @@ typedef struct fattn_kernel_table {
     static const fattn_kernel table##_rows[] = {__VA_ARGS__};                                                                  \
     const fattn_kernel_table table = {table##_rows, (int32_t)(sizeof table##_rows / sizeof table##_rows[0])}
 
+/* What pointers to nothing point at. */
+static inline void *fattn_nothing(void)
+{
+    static unsigned char nothing[FATTN_ALIGNMENT] __attribute__((aligned(FATTN_ALIGNMENT)));
+    return nothing;
+}
+
 /* Address of row (b, h, i) of a view whose elements have `size` bytes. */
 static inline void *fattn_row(const fattn_view *view, size_t size, int64_t b, int64_t h, int64_t i)
 {
@@ -62,7 +78,24 @@ static inline void *fattn_row(const fattn_view *view, size_t size, int64_t b, in
 
 static inline size_t fattn_dtype_size(int32_t dtype)
 {
-    return dtype == FATTN_F64 ? 8 : dtype == FATTN_F32 ? 4 : 2;
+    return dtype == FATTN_F64 ? 8 : dtype == FATTN_F32 ? 4 : dtype == FATTN_I8 ? 1 : 2;
+}
+
+/* All query rows, and all keys, of one head: what tensors of that many rows are sized by. */
+static inline int64_t fattn_rows_q(const fattn_desc *desc)
+{
+    return desc->total_q > 0 ? desc->total_q : desc->batch * desc->seq_q;
+}
+
+static inline int64_t fattn_rows_k(const fattn_desc *desc)
+{
+    return desc->total_k > 0 ? desc->total_k : desc->batch * desc->seq_k;
+}
+
+/* Whether scores are more than scale q.k. */
+static inline bool fattn_scores_change(const fattn_desc *desc)
+{
+    return desc->softcap != 0 || (desc->flags & (FATTN_WITH_BIAS | FATTN_WITH_SLOPES)) != 0;
 }
 
 static inline size_t fattn_round_up(size_t n, size_t multiple)

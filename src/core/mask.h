@@ -13,34 +13,87 @@ typedef struct fattn_interval {
     int64_t lo, hi; /* lo <= hi; both in 0 .. seq_k */
 } fattn_interval;
 
-static inline int64_t fattn_mask_offset(const fattn_desc *desc)
+/* The mask of one sequence. */
+typedef struct fattn_rows_mask {
+    int32_t kind;                           /* fattn_mask */
+    int64_t seq_q, seq_k;                   /* of this sequence */
+    int64_t offset;                         /* row i stands at key i + offset */
+    int64_t left, right, size;              /* desc.window_left, window_right, mask_size */
+    const int32_t *lo, *hi;                 /* of row 0 */
+    const int32_t *document_q, *document_k; /* of row 0 and key 0 */
+} fattn_rows_mask;
+
+/* What a descriptor says for a sequence of these lengths; the arrays stay NULL. */
+static inline fattn_rows_mask fattn_mask_of(const fattn_desc *desc, int64_t seq_q, int64_t seq_k)
 {
-    return desc->align == FATTN_ALIGN_BOTTOM_RIGHT ? desc->seq_k - desc->seq_q : 0;
+    fattn_rows_mask m = {0};
+    m.kind = desc->mask;
+    m.seq_q = seq_q;
+    m.seq_k = seq_k;
+    m.offset = desc->align == FATTN_ALIGN_BOTTOM_RIGHT ? seq_k - seq_q : 0;
+    m.left = desc->window_left;
+    m.right = desc->window_right;
+    m.size = desc->mask_size;
+    return m;
 }
 
-/* The keys that row i keeps. desc is a valid one. */
-static inline fattn_interval fattn_mask_row(const fattn_desc *desc, int64_t i)
+/* The first of n ascending numbers that is at least x; n if none is. */
+static inline int64_t fattn_lower_bound(const int32_t *numbers, int64_t n, int64_t x)
 {
-    int64_t lo = 0, hi = desc->seq_k;
-    const int64_t diagonal = i + fattn_mask_offset(desc);
-    const int64_t unbounded = desc->seq_q + desc->seq_k; /* as far as any diagonal reaches; beyond it sums could overflow */
-    switch (desc->mask) {
+    int64_t lo = 0;
+    while (lo < n) {
+        const int64_t middle = lo + (n - lo) / 2;
+        if (numbers[middle] < x)
+            lo = middle + 1;
+        else
+            n = middle;
+    }
+    return lo;
+}
+
+static inline int64_t fattn_larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The keys that row i keeps. */
+static inline fattn_interval fattn_mask_row(const fattn_rows_mask *m, int64_t i)
+{
+    int64_t lo = 0, hi = m->seq_k;
+    const int64_t diagonal = i + m->offset;
+    const int64_t unbounded = m->seq_q + m->seq_k; /* as far as any diagonal reaches; beyond it sums could overflow */
+    switch (m->kind) {
     case FATTN_MASK_CAUSAL:
         hi = diagonal + 1;
         break;
-    case FATTN_MASK_WINDOW:
-        if (desc->window_left >= 0 && desc->window_left < unbounded)
-            lo = diagonal - desc->window_left;
-        if (desc->window_right >= 0 && desc->window_right < unbounded)
-            hi = diagonal + desc->window_right + 1;
+    case FATTN_MASK_CHUNKED:
+        lo = diagonal < 0 ? 0 : diagonal / m->size * m->size;
+        hi = diagonal + 1;
+        break;
+    case FATTN_MASK_PREFIX:
+        hi = fattn_larger(diagonal + 1, m->size);
+        break;
+    case FATTN_MASK_INTERVALS:
+        lo = m->lo[i];
+        hi = m->hi[i];
+        break;
+    case FATTN_MASK_DOCUMENT:
+        lo = fattn_lower_bound(m->document_k, m->seq_k, m->document_q[i]);
+        hi = fattn_lower_bound(m->document_k, m->seq_k, (int64_t)m->document_q[i] + 1);
         break;
     default:
         break;
     }
+    if (m->kind == FATTN_MASK_WINDOW || m->kind == FATTN_MASK_DOCUMENT) {
+        if (m->left >= 0 && m->left < unbounded)
+            lo = fattn_larger(lo, diagonal - m->left);
+        if (m->right >= 0 && m->right < unbounded && diagonal + m->right + 1 < hi)
+            hi = diagonal + m->right + 1;
+    }
     if (lo < 0)
         lo = 0;
-    if (hi > desc->seq_k)
-        hi = desc->seq_k;
+    if (hi > m->seq_k)
+        hi = m->seq_k;
     if (lo >= hi)
         lo = hi = 0;
     return (fattn_interval){lo, hi};

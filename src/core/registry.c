@@ -10,6 +10,9 @@
 #ifdef FATTN_HAVE_X86
 extern const fattn_kernel_table fattn_cpu_avx512_f32, fattn_cpu_avx512_f64, fattn_cpu_avx2_f32, fattn_cpu_avx2_f64;
 #endif
+#ifdef FATTN_HAVE_NEON
+extern const fattn_kernel_table fattn_cpu_neon_f32, fattn_cpu_neon_f64;
+#endif
 extern const fattn_kernel_table fattn_cpu_generic_f32, fattn_cpu_generic_f64;
 #ifdef FATTN_WITH_ONEDNN
 extern const fattn_kernel_table fattn_composed;
@@ -22,6 +25,10 @@ static const fattn_kernel_table *const tables[] = {
     &fattn_cpu_avx512_f64,
     &fattn_cpu_avx2_f32,
     &fattn_cpu_avx2_f64,
+#endif
+#ifdef FATTN_HAVE_NEON
+    &fattn_cpu_neon_f32,
+    &fattn_cpu_neon_f64,
 #endif
     &fattn_cpu_generic_f32,
     &fattn_cpu_generic_f64,

@@ -22,11 +22,20 @@ fattn_status fattn_desc_read(const fattn_desc *desc, fattn_problem *problem);
 fattn_status fattn_forward_args_read(const fattn_problem *problem, const fattn_forward_args *args, fattn_launch *launch);
 fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_backward_args *args, fattn_launch *launch);
 
+/* What forward reads, and no more: for fattn_scores. */
+fattn_status fattn_scores_args_read(const fattn_problem *problem, const fattn_forward_args *args, fattn_launch *launch);
+
+/* Whether the pages that hold keys [from, to) of sequence b exist. desc.page_size is not 0. */
+fattn_status fattn_pages_check(const fattn_desc *desc, const int32_t *page_table, int64_t b, int64_t from, int64_t to);
+
 /* Sizes of the first release. */
 enum {
     FATTN_DESC_FIRST_SIZE = 128,
     FATTN_FORWARD_ARGS_FIRST_SIZE = 248,
     FATTN_BACKWARD_ARGS_FIRST_SIZE = 400,
+    FATTN_MERGE_ARGS_FIRST_SIZE = 64,
+    FATTN_MERGE_BACKWARD_ARGS_FIRST_SIZE = 120,
+    FATTN_CACHE_ARGS_FIRST_SIZE = 240,
     FATTN_CONTEXT_OPTIONS_FIRST_SIZE = 32,
     FATTN_CONTEXT_INFO_FIRST_SIZE = 32,
     FATTN_KERNEL_INFO_FIRST_SIZE = 40

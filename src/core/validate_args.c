@@ -1,273 +1,449 @@
 /*
- * The arguments of a call: tensors lie where they say, aligned, within the address space, and outputs lie apart.
- *
- * A tensor becomes a region: three loops (batch, head, row) over runs of contiguous bytes, sorted by step. An output's region
- * must be nested, each step at least the span of all that the smaller ones reach, which every layout made by permuting and
- * slicing a contiguous buffer is. In a nested region, whether an address belongs to it follows from three divisions.
- *
- * Two regions overlap for certain where the lowest or highest byte of one belongs to the other. This is what is refused.
- * Interleaved tensors, such as packed q, k, v and their gradients, have no common byte and pass; odd overlaps in the middle of
- * two sparse regions are not found.
+ * The arguments of a call: what the descriptor asks for is there and nothing else, lists of lengths make sense, and tensors lie
+ * where they say, outputs apart from all else.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "core/error.h"
+#include "core/regions.h"
+#include "core/sequence.h"
 #include "core/validate.h"
 
-#define MOST_REACH ((int64_t)1 << 57) /* bytes; the largest address spaces of programs are of this size */
-
-typedef struct region {
-    const char *name;
-    uintptr_t lo, hi;  /* first byte, and the one past the last; equal if it has no elements */
-    uint64_t step[3];  /* bytes, descending */
-    uint64_t count[3]; /* 1 where the step is 0 */
-    uint64_t run;      /* contiguous bytes at the bottom */
-} region;
-
-/* ----------------------------------------------------------------------------------------------------------- regions */
-
-static void sort_loops(region *r)
-{
-    static const int pairs[3][2] = {{0, 1}, {1, 2}, {0, 1}};
-    for (int p = 0; p < 3; p++) {
-        const int a = pairs[p][0], b = pairs[p][1];
-        if (r->step[a] < r->step[b]) {
-            const uint64_t step = r->step[a], count = r->count[a];
-            r->step[a] = r->step[b], r->count[a] = r->count[b];
-            r->step[b] = step, r->count[b] = count;
-        }
-    }
-}
-
-/* Turns a view into a region, or says why it is none. */
-static fattn_status read_view(region *r, const char *name, const fattn_view *view, size_t size, int64_t batch, int64_t heads,
-                              int64_t rows, int64_t dim)
-{
-    const int64_t count[3] = {batch, heads, rows};
-    const int64_t stride[3] = {view->stride_batch, view->stride_head, view->stride_row};
-    static const char *const stride_name[3] = {"stride_batch", "stride_head", "stride_row"};
-    int64_t below = 0, above = dim * (int64_t)size;
-
-    memset(r, 0, sizeof *r);
-    r->name = name;
-    if (batch == 0 || heads == 0 || rows == 0)
-        return FATTN_OK;
-    if (!view->data)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s.data is NULL, but %s has %" PRId64 " elements", name, name,
-                          batch * heads * rows * dim);
-    if ((uintptr_t)view->data % size != 0)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s.data is %p, not aligned to its type's %zu bytes", name, view->data,
-                          size);
-    r->run = (uint64_t)above;
-    for (int i = 0; i < 3; i++) {
-        int64_t step = 0, reach = 0;
-        const bool used = count[i] > 1 && stride[i] != 0;
-        int64_t *end = stride[i] < 0 ? &below : &above;
-        if (used && (__builtin_mul_overflow(stride[i], (int64_t)size, &step) ||
-                     __builtin_mul_overflow(step, count[i] - 1, &reach) || __builtin_add_overflow(*end, reach, end)))
-            return fattn_fail(FATTN_ERROR_ARGUMENT,
-                              "args.%s.%s is %" PRId64 ", which times %" PRId64 " leaves 64-bit addresses", name,
-                              stride_name[i], stride[i], count[i]);
-        r->step[i] = step < 0 ? -(uint64_t)step : (uint64_t)step;
-        r->count[i] = used ? (uint64_t)count[i] : 1;
-    }
-    const uintptr_t data = (uintptr_t)view->data;
-    if (below < -MOST_REACH || above > MOST_REACH || -(uint64_t)below > data ||
-        __builtin_add_overflow(data, (uint64_t)above, &r->hi))
-        return fattn_fail(FATTN_ERROR_ARGUMENT,
-                          "args.%s.data is %p, from where its strides reach %" PRId64 " .. %" PRId64
-                          " bytes, out of the address space",
-                          name, view->data, below, above);
-    r->lo = data - -(uint64_t)below;
-    sort_loops(r);
-    return FATTN_OK;
-}
-
-static fattn_status check_nested(const region *r, const fattn_view *view, const int64_t count[3])
-{
-    const int64_t stride[3] = {view->stride_batch, view->stride_head, view->stride_row};
-    static const char *const stride_name[3] = {"stride_batch", "stride_head", "stride_row"};
-    uint64_t span = r->run;
-    if (r->lo == r->hi)
-        return FATTN_OK;
-    for (int i = 0; i < 3; i++)
-        if (count[i] > 1 && stride[i] == 0)
-            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s.%s is 0, but args.%s is an output and has %" PRId64 " of them",
-                              r->name, stride_name[i], r->name, count[i]);
-    for (int i = 2; i >= 0; i--) {
-        if (r->count[i] > 1 && r->step[i] < span)
-            return fattn_fail(FATTN_ERROR_ARGUMENT,
-                              "args.%s overlaps itself: a stride of %" PRIu64 " bytes steps over a span of %" PRIu64 " bytes",
-                              r->name, r->step[i], span);
-        span += r->step[i] * (r->count[i] - 1);
-    }
-    return FATTN_OK;
-}
-
-static fattn_status read_output(region *r, const char *name, const fattn_view *view, size_t size, int64_t batch, int64_t heads,
-                                int64_t rows, int64_t dim)
-{
-    const int64_t count[3] = {batch, heads, rows};
-    const fattn_status status = read_view(r, name, view, size, batch, heads, rows, dim);
-    return status != FATTN_OK ? status : check_nested(r, view, count);
-}
-
-/* One contiguous array; lse is one. */
-static fattn_status read_array(region *r, const char *name, const void *data, size_t size, int64_t elements)
-{
-    memset(r, 0, sizeof *r);
-    r->name = name;
-    if (!data || elements == 0)
-        return FATTN_OK;
-    if ((uintptr_t)data % size != 0)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is %p, not aligned to its type's %zu bytes", name, data, size);
-    r->lo = (uintptr_t)data;
-    r->run = (uint64_t)elements * size;
-    if (__builtin_add_overflow(r->lo, r->run, &r->hi))
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is %p, from where %" PRIu64 " bytes leave the address space", name,
-                          data, r->run);
-    r->count[0] = r->count[1] = r->count[2] = 1;
-    return FATTN_OK;
-}
-
-/* -------------------------------------------------------------------------------------------------------- overlaps */
-
-/* Whether the region has this byte. True is certain; false is certain if the region is nested. */
-static bool has_byte(const region *r, uintptr_t address)
-{
-    if (address < r->lo || address >= r->hi)
-        return false;
-    uint64_t offset = address - r->lo;
-    for (int i = 0; i < 3; i++) {
-        if (r->count[i] <= 1)
-            continue;
-        const uint64_t n = offset / r->step[i];
-        offset -= (n < r->count[i] ? n : r->count[i] - 1) * r->step[i];
-    }
-    return offset < r->run;
-}
-
-static fattn_status check_apart(const region *output, const region *others, int count)
-{
-    for (int i = 0; i < count; i++) {
-        const region *o = &others[i];
-        if (output->lo >= o->hi || o->lo >= output->hi)
-            continue;
-        if (has_byte(output, o->lo) || has_byte(output, o->hi - 1) || has_byte(o, output->lo) || has_byte(o, output->hi - 1))
-            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s, at 0x%" PRIxPTR ", overlaps args.%s, at 0x%" PRIxPTR,
-                              output->name, output->lo, o->name, o->lo);
-    }
-    return FATTN_OK;
-}
-
-/* --------------------------------------------------------------------------------------------------------- operations */
-
-static fattn_status unsupported_field(const char *name)
-{
-    return fattn_fail(FATTN_ERROR_UNSUPPORTED, "args.%s is not NULL; it is not supported yet", name);
-}
+/* ------------------------------------------------------------------------------------------------------------ presence */
 
 static fattn_status check_reserved(uint32_t reserved)
 {
     return reserved == 0 ? FATTN_OK : fattn_fail(FATTN_ERROR_ARGUMENT, "args.reserved is %" PRIu32 ", not 0", reserved);
 }
 
-/* The first field of the list that is set. */
+/* A pointer, and whether the descriptor asks for it. */
 typedef struct optional {
     const void *value;
     const char *name;
+    bool wanted;
+    int64_t elements;  /* of which 0 need no pointer */
+    const char *asker; /* what in the descriptor asks */
 } optional;
 
 static fattn_status check_optional(const optional *list, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        if (list[i].value)
-            return unsupported_field(list[i].name);
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].wanted && !list[i].value && list[i].elements > 0)
+            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but %s asks for its %" PRId64 " elements", list[i].name,
+                              list[i].asker, list[i].elements);
+        if (!list[i].wanted && list[i].value)
+            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is given, but %s does not ask for it", list[i].name,
+                              list[i].asker);
+    }
     return FATTN_OK;
+}
+
+/* Rows of tensors with one per query, and keys of those with one per key. */
+static int64_t all_rows(const fattn_desc *d, const fattn_launch *at)
+{
+    return at->cu_q ? d->total_q : d->batch * d->seq_q;
+}
+
+static int64_t all_keys(const fattn_desc *d, const fattn_launch *at)
+{
+    return at->cu_k ? d->total_k : d->batch * d->seq_k;
+}
+
+/* Elements of one head's bias. Validation bounds rows and keys, but not their product. */
+static int64_t pairs(const fattn_desc *d)
+{
+    int64_t n;
+    return __builtin_mul_overflow(d->batch * d->seq_q, d->seq_k, &n) ? INT64_MAX : n;
+}
+
+/* What forward and backward have in common. */
+static fattn_status check_common(const fattn_problem *problem, const fattn_launch *at, const fattn_view *bias,
+                                 const void *stream)
+{
+    const fattn_desc *d = &problem->desc;
+    const bool intervals = d->mask == FATTN_MASK_INTERVALS, documents = d->mask == FATTN_MASK_DOCUMENT;
+    const int64_t rows = all_rows(d, at), keys = all_keys(d, at);
+    const optional list[] = {{at->cu_q, "cu_seqlens_q", d->total_q > 0 || at->cu_q, d->batch + 1, "desc.total_q"},
+                             {at->cu_k, "cu_seqlens_k", d->total_k > 0 || at->cu_k, d->batch + 1, "desc.total_k"},
+                             {at->mask_lo, "mask_lo", intervals, rows, "desc.mask"},
+                             {at->mask_hi, "mask_hi", intervals, rows, "desc.mask"},
+                             {at->document_q, "document_q", documents, rows, "desc.mask"},
+                             {at->document_k, "document_k", documents, keys, "desc.mask"},
+                             {bias, "bias", (d->flags & FATTN_WITH_BIAS) != 0, pairs(d), "desc.flags"},
+                             {at->slopes, "slopes", (d->flags & FATTN_WITH_SLOPES) != 0, d->heads_q, "desc.flags"},
+                             {at->sinks, "sinks", (d->flags & FATTN_WITH_SINKS) != 0, d->heads_q, "desc.flags"}};
+    if (stream)
+        return fattn_fail(FATTN_ERROR_UNSUPPORTED, "args.stream is not NULL, but no kernel of this version runs on a GPU");
+    if (at->mask_stride != 0 && (!intervals || at->cu_q))
+        return fattn_fail(FATTN_ERROR_ARGUMENT,
+                          "args.mask_stride is %" PRId64 ", but there is no intervals mask of padded rows", at->mask_stride);
+    return check_optional(list, sizeof list / sizeof *list);
+}
+
+/* --------------------------------------------------------------------------------------------------------------- lists */
+
+/* cu[0 .. batch] ascends from 0 to total in steps of at most `most`. */
+static fattn_status check_cumulative(const char *name, const int32_t *cu, int64_t batch, int64_t total, const char *total_name,
+                                     int64_t most, const char *most_name)
+{
+    if (!cu)
+        return FATTN_OK;
+    if (cu[0] != 0)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s[0] is %" PRId32 ", not 0", name, cu[0]);
+    for (int64_t b = 0; b < batch; b++) {
+        if (cu[b + 1] < cu[b])
+            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s[%" PRId64 "] is %" PRId32 ", less than the %" PRId32 " before it",
+                              name, b + 1, cu[b + 1], cu[b]);
+        if ((int64_t)cu[b + 1] - cu[b] > most)
+            return fattn_fail(FATTN_ERROR_ARGUMENT,
+                              "args.%s has %" PRId64 " rows in sequence %" PRId64 ", more than desc.%s, %" PRId64, name,
+                              (int64_t)cu[b + 1] - cu[b], b, most_name, most);
+    }
+    if (cu[batch] != total)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s[%" PRId64 "] is %" PRId32 ", but desc.%s is %" PRId64, name, batch,
+                          cu[batch], total_name, total);
+    return FATTN_OK;
+}
+
+static fattn_status check_used(const char *name, const int32_t *used, const int32_t *cu, int64_t batch, int64_t most)
+{
+    for (int64_t b = 0; used && b < batch; b++) {
+        const int64_t rows = cu ? cu[b + 1] - cu[b] : most;
+        if (used[b] < 0 || used[b] > rows)
+            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s[%" PRId64 "] is %" PRId32 ", outside 0 .. %" PRId64, name, b,
+                              used[b], rows);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_lengths(const fattn_desc *d, const fattn_launch *at)
+{
+    fattn_status status = check_cumulative("cu_seqlens_q", at->cu_q, d->batch, d->total_q, "total_q", d->seq_q, "seq_q");
+    if (status == FATTN_OK)
+        status = check_cumulative("cu_seqlens_k", at->cu_k, d->batch, d->total_k, "total_k", d->seq_k, "seq_k");
+    if (status == FATTN_OK)
+        status = check_used("used_q", at->used_q, at->cu_q, d->batch, d->seq_q);
+    return status != FATTN_OK ? status : check_used("used_k", at->used_k, at->cu_k, d->batch, d->seq_k);
+}
+
+static fattn_status check_ascending(const char *name, const int32_t *ids, int64_t n, int64_t b)
+{
+    for (int64_t i = 1; i < n; i++)
+        if (ids[i] < ids[i - 1])
+            return fattn_fail(FATTN_ERROR_ARGUMENT,
+                              "args.%s of sequence %" PRId64 " goes down from %" PRId32 " to %" PRId32 " at row %" PRId64, name,
+                              b, ids[i - 1], ids[i], i);
+    return FATTN_OK;
+}
+
+static fattn_status check_documents(const fattn_problem *problem, const fattn_launch *at)
+{
+    for (int64_t b = 0; problem->desc.mask == FATTN_MASK_DOCUMENT && b < problem->desc.batch; b++) {
+        const fattn_sequence s = fattn_sequence_of(problem, at, b);
+        fattn_status status = check_ascending("document_q", s.mask.document_q, s.seq_q, b);
+        if (status != FATTN_OK || (status = check_ascending("document_k", s.mask.document_k, s.seq_k, b)))
+            return status;
+    }
+    return FATTN_OK;
+}
+
+fattn_status fattn_pages_check(const fattn_desc *d, const int32_t *page_table, int64_t b, int64_t from, int64_t to)
+{
+    const int64_t columns = (d->seq_k + d->page_size - 1) / d->page_size;
+    for (int64_t i = from / d->page_size; i * d->page_size < to; i++) {
+        const int32_t page = page_table[b * columns + i];
+        if (page < 0 || page >= d->pages)
+            return fattn_fail(FATTN_ERROR_ARGUMENT,
+                              "args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 ", outside the %" PRId64 " pages", b, i,
+                              page, d->pages);
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_page_table(const fattn_problem *problem, const fattn_launch *at)
+{
+    for (int64_t b = 0; problem->desc.page_size > 0 && b < problem->desc.batch; b++) {
+        const fattn_sequence s = fattn_sequence_of(problem, at, b);
+        const fattn_status status = fattn_pages_check(&problem->desc, at->page_table, b, 0, s.seq_k);
+        if (status != FATTN_OK)
+            return status;
+    }
+    return FATTN_OK;
+}
+
+/* Reads the lists, whose alignment was checked before. */
+/* Tensors and lists without elements may be NULL, and C has no arithmetic on NULL, not even adding 0: kernels need not care. */
+static void fill_absent(fattn_launch *at)
+{
+    fattn_view *const views[] = {&at->q, &at->k, &at->v, &at->out, &at->dout, &at->dq, &at->dk, &at->dv, &at->bias, &at->dbias};
+    const int32_t **const lists[] = {&at->mask_lo, &at->mask_hi, &at->document_q, &at->document_k, &at->page_table};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        if (!views[i]->data)
+            views[i]->data = fattn_nothing();
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        if (!*lists[i])
+            *lists[i] = fattn_nothing();
+}
+
+/* What the lists say, once it is known that they lie somewhere. */
+static fattn_status check_lists(const fattn_problem *problem, fattn_launch *at)
+{
+    fill_absent(at);
+    fattn_status status = check_lengths(&problem->desc, at);
+    if (status == FATTN_OK)
+        status = check_documents(problem, at);
+    return status != FATTN_OK ? status : check_page_table(problem, at);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- regions */
+
+enum { INPUTS_MOST = 20, OUTPUTS_MOST = 6 };
+
+/* All tensors of a call. */
+typedef struct tensors {
+    const fattn_problem *problem;
+    const fattn_launch *at;
+    fattn_region input[INPUTS_MOST], output[OUTPUTS_MOST];
+    int inputs, outputs;
+} tensors;
+
+/* A tensor with one row per query, or per key. */
+static fattn_status read_queries(const tensors *t, fattn_region *r, bool output, const char *name, const fattn_view *view,
+                                 int32_t dtype, int64_t dim)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const bool packed = t->at->cu_q != NULL;
+    return (output ? fattn_region_output : fattn_region_view)(r, name, view, fattn_dtype_size(dtype), packed ? 1 : d->batch,
+                                                              d->heads_q, packed ? d->total_q : d->seq_q, dim);
+}
+
+static fattn_status read_keys(const tensors *t, fattn_region *r, bool output, const char *name, const fattn_view *view,
+                              int32_t dtype, int64_t dim)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const bool packed = t->at->cu_k != NULL, paged = d->page_size > 0;
+    return (output ? fattn_region_output : fattn_region_view)(r, name, view, fattn_dtype_size(dtype),
+                                                              packed  ? 1
+                                                              : paged ? d->pages
+                                                                      : d->batch,
+                                                              d->heads_kv,
+                                                              packed  ? d->total_k
+                                                              : paged ? d->page_size
+                                                                      : d->seq_k,
+                                                              dim);
+}
+
+static fattn_status read_pairs(const tensors *t, fattn_region *r, const char *name, const fattn_view *view)
+{
+    const fattn_desc *d = &t->problem->desc;
+    return fattn_region_view(r, name, view, fattn_dtype_size(d->dtype), d->batch, d->heads_q, d->seq_q, d->seq_k);
+}
+
+/* dbias: where its stride is 0 there is one element, which many add to. */
+static fattn_status read_dbias(const tensors *t, fattn_region *r)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const fattn_view *view = &t->at->dbias;
+    return fattn_region_output(r, "dbias", view, fattn_dtype_size(d->grad_dtype), view->stride_batch == 0 ? 1 : d->batch,
+                               view->stride_head == 0 ? 1 : d->heads_q, view->stride_row == 0 ? 1 : d->seq_q, d->seq_k);
+}
+
+/* lse, dlse: one number per query row and head. */
+static fattn_status read_row_numbers(const tensors *t, fattn_region *r, const char *name, const void *data)
+{
+    const fattn_desc *d = &t->problem->desc;
+    return fattn_region_array(r, name, data, d->dtype == FATTN_F64 ? 8 : 4, all_rows(d, t->at) * d->heads_q);
+}
+
+/* mask_lo and mask_hi: a list for all sequences, for each one, or of all packed rows. */
+static fattn_status read_intervals(const tensors *t, fattn_region *r, const char *name, const int32_t *data)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const fattn_view view = {(void *)(uintptr_t)data, t->at->mask_stride, 0, 0};
+    if (!data || t->at->cu_q)
+        return fattn_region_array(r, name, data, 4, d->total_q);
+    return fattn_region_view(r, name, &view, 4, d->batch, 1, 1, d->seq_q);
+}
+
+/* The inputs that both operations take besides q, k, v. */
+static fattn_status read_common(tensors *t, const void *workspace, size_t workspace_size)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const fattn_launch *at = t->at;
+    const struct {
+        const char *name;
+        const void *data;
+        size_t size;
+        int64_t elements;
+    } arrays[] = {{"workspace", workspace, 1, workspace ? (int64_t)workspace_size : 0},
+                  {"cu_seqlens_q", at->cu_q, 4, d->batch + 1},
+                  {"cu_seqlens_k", at->cu_k, 4, d->batch + 1},
+                  {"used_q", at->used_q, 4, d->batch},
+                  {"used_k", at->used_k, 4, d->batch},
+                  {"document_q", at->document_q, 4, all_rows(d, at)},
+                  {"document_k", at->document_k, 4, all_keys(d, at)},
+                  {"slopes", at->slopes, 4, d->heads_q},
+                  {"sinks", at->sinks, 4, d->heads_q}};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        const fattn_status status =
+            fattn_region_array(&t->input[t->inputs++], arrays[i].name, arrays[i].data, arrays[i].size, arrays[i].elements);
+        if (status != FATTN_OK)
+            return status;
+    }
+    fattn_status status = read_intervals(t, &t->input[t->inputs++], "mask_lo", at->mask_lo);
+    if (status != FATTN_OK || (status = read_intervals(t, &t->input[t->inputs++], "mask_hi", at->mask_hi)))
+        return status;
+    return d->flags & FATTN_WITH_BIAS ? read_pairs(t, &t->input[t->inputs++], "bias", &at->bias) : FATTN_OK;
+}
+
+/* The workspace is the first input; it is written, so it too lies apart from all others. */
+static fattn_status check_apart(const tensors *t)
+{
+    fattn_status status = fattn_region_apart(&t->input[0], t->input + 1, t->inputs - 1);
+    for (int i = 0; i < t->outputs && status == FATTN_OK; i++) {
+        status = fattn_region_apart(&t->output[i], t->input, t->inputs);
+        if (status == FATTN_OK)
+            status = fattn_region_apart(&t->output[i], t->output, i);
+    }
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- operations */
+
+/* A packed tensor's rows count through, whatever its batch stride says. */
+static void unify(fattn_view *view, bool packed)
+{
+    if (packed)
+        view->stride_batch = 0;
+}
+
+static fattn_status check_forward_only(const fattn_desc *d, const fattn_launch *at)
+{
+    const int64_t columns = d->page_size > 0 ? (d->seq_k + d->page_size - 1) / d->page_size : 0;
+    const bool bytes = d->kv_dtype == FATTN_I8;
+    const optional list[] = {{at->page_table, "page_table", d->page_size > 0, d->batch * columns, "desc.page_size"},
+                             {at->k_scales, "k_scales", bytes, d->batch * d->seq_k, "desc.kv_dtype"},
+                             {at->v_scales, "v_scales", bytes, d->batch * d->seq_k, "desc.kv_dtype"}};
+    if (d->page_size > 0 && at->cu_k)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.cu_seqlens_k is given, but k and v are paged (desc.page_size)");
+    return check_optional(list, sizeof list / sizeof *list);
+}
+
+static fattn_status read_forward_only(tensors *t)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const fattn_launch *at = t->at;
+    const int64_t columns = d->page_size > 0 ? (d->seq_k + d->page_size - 1) / d->page_size : 0;
+    const int64_t scales = d->heads_kv * (d->page_size > 0 ? d->pages * d->page_size : all_keys(d, at));
+    fattn_region *r = t->input + t->inputs;
+    t->inputs += 3;
+    fattn_status status = fattn_region_array(&r[0], "page_table", at->page_table, 4, d->batch * columns);
+    if (status == FATTN_OK)
+        status = fattn_region_array(&r[1], "k_scales", at->k_scales, 4, scales);
+    return status != FATTN_OK ? status : fattn_region_array(&r[2], "v_scales", at->v_scales, 4, scales);
+}
+
+/* Everything that forward reads. */
+static fattn_status read_forward_inputs(const fattn_problem *problem, const fattn_forward_args *own, fattn_launch *launch,
+                                        tensors *t)
+{
+    const fattn_desc *d = &problem->desc;
+    *launch = (fattn_launch){.q = own->q,
+                             .k = own->k,
+                             .v = own->v,
+                             .cu_q = own->cu_seqlens_q,
+                             .cu_k = own->cu_seqlens_k,
+                             .used_q = own->used_q,
+                             .used_k = own->used_k,
+                             .mask_lo = own->mask_lo,
+                             .mask_hi = own->mask_hi,
+                             .mask_stride = own->mask_stride,
+                             .document_q = own->document_q,
+                             .document_k = own->document_k,
+                             .slopes = own->slopes,
+                             .sinks = own->sinks,
+                             .page_table = own->page_table,
+                             .k_scales = own->k_scales,
+                             .v_scales = own->v_scales};
+    *t = (tensors){.problem = problem, .at = launch};
+    fattn_status status = check_reserved(own->reserved);
+    if (status != FATTN_OK || (status = check_common(problem, launch, own->bias, own->stream)) ||
+        (status = check_forward_only(d, launch)))
+        return status;
+    if (own->bias)
+        launch->bias = *own->bias;
+    if ((status = read_common(t, own->workspace, own->workspace_size)) || (status = read_forward_only(t)) ||
+        (status = check_lists(problem, launch)) ||
+        (status = read_queries(t, &t->input[t->inputs++], false, "q", &own->q, d->dtype, d->dim)) ||
+        (status = read_keys(t, &t->input[t->inputs++], false, "k", &own->k, d->kv_dtype, d->dim)))
+        return status;
+    status = read_keys(t, &t->input[t->inputs++], false, "v", &own->v, d->kv_dtype, d->dim_v);
+    unify(&launch->q, launch->cu_q != NULL);
+    unify(&launch->k, launch->cu_k != NULL);
+    unify(&launch->v, launch->cu_k != NULL);
+    return status;
 }
 
 fattn_status fattn_forward_args_read(const fattn_problem *problem, const fattn_forward_args *args, fattn_launch *launch)
 {
     const fattn_desc *d = &problem->desc;
-    const size_t size = fattn_dtype_size(d->dtype);
     fattn_forward_args own;
-    region inputs[4], out, lse;
+    tensors t;
     fattn_status status = fattn_struct_read(&own, sizeof own, FATTN_FORWARD_ARGS_FIRST_SIZE, args, "args");
-    if (status != FATTN_OK || (status = check_reserved(own.reserved)))
+    if (status != FATTN_OK || (status = read_forward_inputs(problem, &own, launch, &t)) ||
+        (status = read_queries(&t, &t.output[t.outputs++], true, "out", &own.out, d->out_dtype, d->dim_v)) ||
+        (status = read_row_numbers(&t, &t.output[t.outputs++], "lse", own.lse)))
         return status;
-    const optional unsupported[] = {{own.cu_seqlens_q, "cu_seqlens_q"},
-                                    {own.cu_seqlens_k, "cu_seqlens_k"},
-                                    {own.used_q, "used_q"},
-                                    {own.used_k, "used_k"},
-                                    {own.mask_lo, "mask_lo"},
-                                    {own.mask_hi, "mask_hi"},
-                                    {own.bias, "bias"},
-                                    {own.slopes, "slopes"},
-                                    {own.sinks, "sinks"},
-                                    {own.stream, "stream"}};
-    if ((status = check_optional(unsupported, sizeof unsupported / sizeof *unsupported)) ||
-        (status = read_view(&inputs[0], "q", &own.q, size, d->batch, d->heads_q, d->seq_q, d->dim)) ||
-        (status = read_view(&inputs[1], "k", &own.k, size, d->batch, d->heads_kv, d->seq_k, d->dim)) ||
-        (status = read_view(&inputs[2], "v", &own.v, size, d->batch, d->heads_kv, d->seq_k, d->dim_v)) ||
-        (status = read_output(&out, "out", &own.out, size, d->batch, d->heads_q, d->seq_q, d->dim_v)) ||
-        (status = read_array(&lse, "lse", own.lse, size, d->batch * d->heads_q * d->seq_q)) ||
-        (status = read_array(&inputs[3], "workspace", own.workspace, 1, own.workspace ? (int64_t)own.workspace_size : 0)) ||
-        (status = check_apart(&out, inputs, 4)) || (status = check_apart(&lse, inputs, 4)) ||
-        (status = check_apart(&lse, &out, 1)) || (status = check_apart(&inputs[3], inputs, 3)))
-        return status;
-    *launch = (fattn_launch){.q = own.q, .k = own.k, .v = own.v, .out = own.out, .lse = own.lse};
-    return FATTN_OK;
+    launch->out = own.out;
+    launch->lse = own.lse;
+    unify(&launch->out, launch->cu_q != NULL);
+    fill_absent(launch);
+    return check_apart(&t);
 }
 
-static fattn_status check_lse(const fattn_problem *problem, const void *lse)
+fattn_status fattn_scores_args_read(const fattn_problem *problem, const fattn_forward_args *args, fattn_launch *launch)
+{
+    fattn_forward_args own;
+    tensors t;
+    const fattn_status status = fattn_struct_read(&own, sizeof own, FATTN_FORWARD_ARGS_FIRST_SIZE, args, "args");
+    if (status != FATTN_OK)
+        return status;
+    own.workspace = NULL;
+    return read_forward_inputs(problem, &own, launch, &t);
+}
+
+static fattn_status check_backward_only(const fattn_problem *problem, const fattn_launch *at, const fattn_backward_args *own)
 {
     const fattn_desc *d = &problem->desc;
-    if (!lse && d->batch > 0 && d->seq_q > 0)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.lse is NULL, but backward needs its %" PRId64 " elements",
-                          d->batch * d->heads_q * d->seq_q);
-    return FATTN_OK;
+    const int64_t rows = d->heads_q * all_rows(d, at);
+    const optional list[] = {
+        {own->dlse, "dlse", (d->flags & FATTN_WITH_DLSE) != 0, rows, "desc.flags"},
+        {own->dbias, "dbias", (d->flags & FATTN_WITH_DBIAS) != 0, 1, "desc.flags"}, /* a sum over nothing is written too */
+        {own->dsinks, "dsinks", (d->flags & FATTN_WITH_DSINKS) != 0, d->heads_q, "desc.flags"}};
+    if (!own->lse && rows > 0)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.lse is NULL, but backward needs its %" PRId64 " elements", rows);
+    return check_optional(list, sizeof list / sizeof *list);
+}
+
+static fattn_status read_gradients(tensors *t, const fattn_backward_args *own)
+{
+    const fattn_desc *d = &t->problem->desc;
+    fattn_status status;
+    if ((status = read_queries(t, &t->output[t->outputs++], true, "dq", &own->dq, d->grad_dtype, d->dim)) ||
+        (status = read_keys(t, &t->output[t->outputs++], true, "dk", &own->dk, d->grad_dtype, d->dim)) ||
+        (status = read_keys(t, &t->output[t->outputs++], true, "dv", &own->dv, d->grad_dtype, d->dim_v)) ||
+        (status = fattn_region_array(&t->output[t->outputs++], "dsinks", own->dsinks, 4, own->dsinks ? d->heads_q : 0)))
+        return status;
+    return own->dbias ? read_dbias(t, &t->output[t->outputs++]) : FATTN_OK;
 }
 
 fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_backward_args *args, fattn_launch *launch)
 {
     const fattn_desc *d = &problem->desc;
-    const size_t size = fattn_dtype_size(d->dtype);
     fattn_backward_args own;
-    region inputs[7], outputs[3];
     fattn_status status = fattn_struct_read(&own, sizeof own, FATTN_BACKWARD_ARGS_FIRST_SIZE, args, "args");
     if (status != FATTN_OK || (status = check_reserved(own.reserved)))
-        return status;
-    const optional unsupported[] = {{own.dlse, "dlse"},
-                                    {own.cu_seqlens_q, "cu_seqlens_q"},
-                                    {own.cu_seqlens_k, "cu_seqlens_k"},
-                                    {own.used_q, "used_q"},
-                                    {own.used_k, "used_k"},
-                                    {own.mask_lo, "mask_lo"},
-                                    {own.mask_hi, "mask_hi"},
-                                    {own.bias, "bias"},
-                                    {own.slopes, "slopes"},
-                                    {own.sinks, "sinks"},
-                                    {own.dbias, "dbias"},
-                                    {own.dsinks, "dsinks"},
-                                    {own.stream, "stream"}};
-    if ((status = check_optional(unsupported, sizeof unsupported / sizeof *unsupported)) ||
-        (status = read_view(&inputs[0], "q", &own.q, size, d->batch, d->heads_q, d->seq_q, d->dim)) ||
-        (status = read_view(&inputs[1], "k", &own.k, size, d->batch, d->heads_kv, d->seq_k, d->dim)) ||
-        (status = read_view(&inputs[2], "v", &own.v, size, d->batch, d->heads_kv, d->seq_k, d->dim_v)) ||
-        (status = read_view(&inputs[3], "out", &own.out, size, d->batch, d->heads_q, d->seq_q, d->dim_v)) ||
-        (status = read_view(&inputs[4], "dout", &own.dout, size, d->batch, d->heads_q, d->seq_q, d->dim_v)) ||
-        (status = check_lse(problem, own.lse)) ||
-        (status = read_array(&inputs[5], "lse", own.lse, size, d->batch * d->heads_q * d->seq_q)) ||
-        (status = read_array(&inputs[6], "workspace", own.workspace, 1, own.workspace ? (int64_t)own.workspace_size : 0)) ||
-        (status = read_output(&outputs[0], "dq", &own.dq, size, d->batch, d->heads_q, d->seq_q, d->dim)) ||
-        (status = read_output(&outputs[1], "dk", &own.dk, size, d->batch, d->heads_kv, d->seq_k, d->dim)) ||
-        (status = read_output(&outputs[2], "dv", &own.dv, size, d->batch, d->heads_kv, d->seq_k, d->dim_v)))
-        return status;
-    for (int i = 0; i < 3; i++)
-        if ((status = check_apart(&outputs[i], inputs, 7)) || (status = check_apart(&outputs[i], outputs, i)))
-            return status;
-    if ((status = check_apart(&inputs[6], inputs, 6)))
         return status;
     *launch = (fattn_launch){.q = own.q,
                              .k = own.k,
@@ -277,7 +453,45 @@ fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_
                              .dq = own.dq,
                              .dk = own.dk,
                              .dv = own.dv,
-                             /* Only forward writes lse. */
-                             .lse = (void *)(uintptr_t)own.lse};
-    return FATTN_OK;
+                             .lse = (void *)(uintptr_t)own.lse, /* only forward writes it */
+                             .dlse = own.dlse,
+                             .dsinks = own.dsinks,
+                             .cu_q = own.cu_seqlens_q,
+                             .cu_k = own.cu_seqlens_k,
+                             .used_q = own.used_q,
+                             .used_k = own.used_k,
+                             .mask_lo = own.mask_lo,
+                             .mask_hi = own.mask_hi,
+                             .mask_stride = own.mask_stride,
+                             .document_q = own.document_q,
+                             .document_k = own.document_k,
+                             .slopes = own.slopes,
+                             .sinks = own.sinks};
+    tensors t = {.problem = problem, .at = launch};
+    if ((status = check_common(problem, launch, own.bias, own.stream)) || (status = check_backward_only(problem, launch, &own)))
+        return status;
+    if (own.bias)
+        launch->bias = *own.bias;
+    if (own.dbias)
+        launch->dbias = *own.dbias;
+    if ((status = read_common(&t, own.workspace, own.workspace_size)) || (status = check_lists(problem, launch)) ||
+        (status = read_queries(&t, &t.input[t.inputs++], false, "q", &own.q, d->dtype, d->dim)) ||
+        (status = read_keys(&t, &t.input[t.inputs++], false, "k", &own.k, d->dtype, d->dim)) ||
+        (status = read_keys(&t, &t.input[t.inputs++], false, "v", &own.v, d->dtype, d->dim_v)) ||
+        (status = read_queries(&t, &t.input[t.inputs++], false, "out", &own.out, d->out_dtype, d->dim_v)) ||
+        (status = read_queries(&t, &t.input[t.inputs++], false, "dout", &own.dout, d->out_dtype, d->dim_v)) ||
+        (status = read_row_numbers(&t, &t.input[t.inputs++], "lse", own.lse)) ||
+        (status = read_row_numbers(&t, &t.input[t.inputs++], "dlse", own.dlse)) || (status = read_gradients(&t, &own)))
+        return status;
+    fattn_view *const queries[] = {&launch->q, &launch->out, &launch->dout, &launch->dq};
+    fattn_view *const keys[] = {&launch->k, &launch->v, &launch->dk, &launch->dv};
+    for (int i = 0; i < 4; i++) {
+        unify(queries[i], launch->cu_q != NULL);
+        unify(keys[i], launch->cu_k != NULL);
+    }
+    if (!launch->lse)
+        launch->lse = fattn_nothing();
+    if (!launch->dlse)
+        launch->dlse = fattn_nothing();
+    return check_apart(&t);
 }

@@ -2,48 +2,57 @@
  * The oracle: attention as the formulas say, one row after the other, in double. Other kernels are held against it, and it runs
  * what no other kernel can.
  *
- * Forward, for a query row i with kept keys [lo, hi):
+ * Forward, for a query row i with kept keys [lo, hi), a sink z (-inf without one) and dropout's factors m_j:
  *
- *     s_j = scale q_i . k_j      m = max s_j      p_j = exp(s_j - m)      l = sum p_j
- *     out_i = sum p_j v_j / l    lse_i = m + ln l
+ *     s_j = score(scale q_i . k_j)      M = max(s_j, z)      p_j = exp(s_j - M)      l = exp(z - M) + sum p_j
+ *     out_i = sum m_j p_j v_j / l       lse_i = M + ln l
  *
- * Backward, from what forward wrote:
+ * where score() is softcap, bias and ALiBi, fattn_score() of sequence.h. Backward, from what forward wrote:
  *
- *     D_i  = dout_i . out_i      p_j = exp(s_j - lse_i)      ds_j = p_j (dout_i . v_j - D_i)
- *     dq_i = scale sum_j ds_j k_j      dk_j = scale sum_i ds_ij q_i      dv_j = sum_i p_ij dout_i
+ *     D_i  = dout_i . out_i - dlse_i    p_j = exp(s_j - lse_i)      ds_j = p_j (m_j dout_i . v_j - D_i)
+ *     dx_j = ds_j scale (1 - tanh(x_j / cap)^2)
+ *     dq_i = sum_j dx_j k_j             dk_j = sum_i dx_ij q_i      dv_j = sum_i m_ij p_ij dout_i
+ *     dbias = ds                        dsink = - sum_i exp(z - lse_i) D_i
  *
- * A unit of work is one (batch, kv head): it converts the keys and values to double once, and goes through the rows of the
- * group's query heads in order, so nothing depends on the number of threads. Only kept keys enter a row's results. Scratch per
- * lane, in doubles: k, v, dk, dv, single rows and the scores of one row; forward leaves the gradients' part alone.
+ * A unit of work is one (sequence, kv head): it converts the keys and values to double once, and goes through the rows of the
+ * group's query heads in order, so nothing depends on the number of threads. Only kept keys enter a row's results. The sums
+ * over sequences and heads that dbias and dsinks ask for are passes of their own, whose units own what they write. Scratch per
+ * lane, in doubles: k, v, dk, dv, single rows and numbers per key of one row; forward leaves the gradients' part alone.
  */
 #include <math.h>
 #include <string.h>
 
+#include "core/dropout.h"
 #include "core/kernel.h"
 #include "core/mask.h"
 #include "core/pool.h"
+#include "core/sequence.h"
 
 typedef struct work {
     const fattn_problem *problem;
     const fattn_launch *launch;
+    fattn_dropout dropout;
     size_t scratch; /* bytes per lane */
 } work;
 
 typedef struct rows {
-    double *k, *v, *dk, *dv;             /* [seq_k][dim or dim_v] */
-    double *q, *dq, *out, *dout, *score; /* one row each; score [seq_k] */
+    double *k, *v, *dk, *dv;      /* [seq_k][dim or dim_v] */
+    double *q, *dq, *out, *dout;  /* one row each */
+    double *score, *slope, *keep; /* [seq_k], of one row: s; ds/dx without scale; dropout's factors */
+    double *sum;                  /* [seq_k]: of dbias */
 } rows;
 
 static int32_t lanes_for(const fattn_problem *p)
 {
-    const int64_t units = p->desc.batch * p->desc.heads_kv;
+    const bool sums = p->desc.flags & (FATTN_WITH_DBIAS | FATTN_WITH_DSINKS); /* written even for an empty batch */
+    const int64_t units = p->desc.batch * p->desc.heads_q + sums;
     return units < p->lanes ? (int32_t)units : p->lanes;
 }
 
 static size_t scratch_size(const fattn_problem *p)
 {
     const fattn_desc *d = &p->desc;
-    const int64_t doubles = d->seq_k * 2 * (d->dim + d->dim_v) + 2 * (d->dim + d->dim_v) + d->seq_k;
+    const int64_t doubles = (d->seq_k + 1) * 2 * (d->dim + d->dim_v) + 4 * d->seq_k;
     return fattn_round_up((size_t)doubles * sizeof(double), FATTN_ALIGNMENT);
 }
 
@@ -65,46 +74,58 @@ static rows lane_rows(const work *w, int32_t lane)
     r.out = r.dq + d->dim;
     r.dout = r.out + d->dim_v;
     r.score = r.dout + d->dim_v;
+    r.slope = r.score + d->seq_k;
+    r.keep = r.slope + d->seq_k;
+    r.sum = r.keep + d->seq_k;
     return r;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- rows */
 
-static void load_row(const fattn_problem *p, const fattn_view *view, int64_t b, int64_t h, int64_t i, int64_t n, double *row)
+static void load(const void *from, int32_t dtype, int64_t n, double *row)
 {
-    const void *source = fattn_row(view, fattn_dtype_size(p->desc.dtype), b, h, i);
-    if (p->desc.dtype == FATTN_F64)
-        memcpy(row, source, (size_t)n * sizeof(double));
-    else
-        for (int64_t x = 0; x < n; x++)
-            row[x] = (double)((const float *)source)[x];
+    for (int64_t x = 0; x < n; x++)
+        row[x] = fattn_element(from, dtype, x);
 }
 
-static void store_row(const fattn_problem *p, const fattn_view *view, int64_t b, int64_t h, int64_t i, int64_t n,
-                      const double *row)
+static void store(void *to, int32_t dtype, int64_t n, const double *row)
 {
-    void *target = fattn_row(view, fattn_dtype_size(p->desc.dtype), b, h, i);
-    if (p->desc.dtype == FATTN_F64)
-        memcpy(target, row, (size_t)n * sizeof(double));
-    else
-        for (int64_t x = 0; x < n; x++)
-            ((float *)target)[x] = (float)row[x];
+    for (int64_t x = 0; x < n; x++)
+        fattn_set_element(to, dtype, x, row[x]);
 }
 
-static double load_lse(const work *w, int64_t row)
+static void load_query(const fattn_view *view, int32_t dtype, const fattn_sequence *s, int64_t h, int64_t i, int64_t n,
+                       double *row)
 {
-    return w->problem->desc.dtype == FATTN_F64 ? ((const double *)w->launch->lse)[row]
-                                               : (double)((const float *)w->launch->lse)[row];
+    load(fattn_query_row(view, fattn_dtype_size(dtype), s, h, i), dtype, n, row);
 }
 
-static void store_lse(const work *w, int64_t row, double lse)
+/* Key or value j of head h. */
+static void load_key(const work *w, const fattn_view *view, const float *scales, const fattn_sequence *s, int64_t h, int64_t j,
+                     int64_t n, double *row)
 {
-    if (!w->launch->lse)
+    const int32_t dtype = w->problem->desc.kv_dtype;
+    const void *from = fattn_key_row(w->problem, w->launch, view, fattn_dtype_size(dtype), s, h, j);
+    if (dtype != FATTN_I8) {
+        load(from, dtype, n, row);
         return;
-    if (w->problem->desc.dtype == FATTN_F64)
-        ((double *)w->launch->lse)[row] = lse;
-    else
-        ((float *)w->launch->lse)[row] = (float)lse;
+    }
+    const double factor = (double)scales[fattn_scale_index(w->problem, w->launch, s, h, j)];
+    for (int64_t x = 0; x < n; x++)
+        row[x] = factor * ((const int8_t *)from)[x];
+}
+
+static double row_number(const work *w, const void *numbers, const fattn_sequence *s, int64_t h, int64_t i)
+{
+    const int32_t dtype = w->problem->desc.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    return fattn_element(numbers, dtype, s->lse_first + h * s->lse_head + i);
+}
+
+static void store_lse(const work *w, const fattn_sequence *s, int64_t h, int64_t i, double lse)
+{
+    const int32_t dtype = w->problem->desc.dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    if (w->launch->lse)
+        fattn_set_element(w->launch->lse, dtype, s->lse_first + h * s->lse_head + i, lse);
 }
 
 static double dot(const double *a, const double *b, int64_t n)
@@ -122,28 +143,36 @@ static void add_scaled(double *y, double a, const double *x, int64_t n)
         y[i] += a * x[i];
 }
 
-static void load_keys(const work *w, const rows *r, int64_t b, int64_t h)
+static void load_keys(const work *w, const rows *r, const fattn_sequence *s, int64_t h)
 {
     const fattn_desc *d = &w->problem->desc;
-    for (int64_t j = 0; j < d->seq_k; j++) {
-        load_row(w->problem, &w->launch->k, b, h, j, d->dim, r->k + j * d->dim);
-        load_row(w->problem, &w->launch->v, b, h, j, d->dim_v, r->v + j * d->dim_v);
+    for (int64_t j = 0; j < s->seq_k; j++) {
+        load_key(w, &w->launch->k, w->launch->k_scales, s, h, j, d->dim, r->k + j * d->dim);
+        load_key(w, &w->launch->v, w->launch->v_scales, s, h, j, d->dim_v, r->v + j * d->dim_v);
     }
 }
 
-/* score[j] = scale q . k_j for the kept keys. */
-static void scores(const fattn_desc *d, const rows *r, fattn_interval kept)
+/* score, slope and keep of row (h, i), whose q is loaded, for the kept keys. */
+static void score_row(const work *w, const rows *r, const fattn_sequence *s, int64_t h, int64_t i, fattn_interval kept)
 {
-    for (int64_t j = kept.lo; j < kept.hi; j++)
-        r->score[j] = d->scale * dot(r->q, r->k + j * d->dim, d->dim);
+    const fattn_desc *d = &w->problem->desc;
+    for (int64_t j = kept.lo; j < kept.hi; j++) {
+        const double x = d->scale * dot(r->q, r->k + j * d->dim, d->dim);
+        r->score[j] = fattn_score(w->problem, w->launch, s, h, i, j, x);
+        const double t = d->softcap != 0 ? tanh(x / d->softcap) : 0;
+        r->slope[j] = 1 - t * t;
+        r->keep[j] = d->dropout == 0                                                 ? 1
+                     : fattn_dropout_keeps(&w->dropout, s->b * d->heads_q + h, i, j) ? 1 / (1 - d->dropout)
+                                                                                     : 0;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------- forward */
 
-/* The largest score. A NaN wins over everything: it must reach the result. -inf if no key is kept. */
-static double largest(const rows *r, fattn_interval kept)
+/* The largest score, or the sink. A NaN wins over everything: it must reach the result. -inf if there is nothing. */
+static double largest(const rows *r, fattn_interval kept, double sink)
 {
-    double m = -(double)INFINITY;
+    double m = sink;
     for (int64_t j = kept.lo; j < kept.hi; j++) {
         if (isnan(r->score[j]))
             return r->score[j];
@@ -154,19 +183,21 @@ static double largest(const rows *r, fattn_interval kept)
 }
 
 /* r->out and the returned lse from r->q. */
-static double forward_row(const fattn_desc *d, const rows *r, int64_t i)
+static double forward_row(const work *w, const rows *r, const fattn_sequence *s, int64_t h, int64_t i)
 {
-    const fattn_interval kept = fattn_mask_row(d, i);
+    const fattn_desc *d = &w->problem->desc;
+    const fattn_interval kept = fattn_mask_row(&s->mask, i);
+    const double sink = d->flags & FATTN_WITH_SINKS ? (double)w->launch->sinks[h] : -(double)INFINITY;
     memset(r->out, 0, (size_t)d->dim_v * sizeof(double));
-    scores(d, r, kept);
-    const double m = largest(r, kept);
+    score_row(w, r, s, h, i, kept);
+    const double m = largest(r, kept, sink);
     if (m == -(double)INFINITY)
         return m;
-    double l = 0;
+    double l = exp(sink - m);
     for (int64_t j = kept.lo; j < kept.hi; j++) {
         const double p = exp(r->score[j] - m);
         l += p;
-        add_scaled(r->out, p, r->v + j * d->dim_v, d->dim_v);
+        add_scaled(r->out, p * r->keep[j], r->v + j * d->dim_v, d->dim_v);
     }
     for (int64_t x = 0; x < d->dim_v; x++)
         r->out[x] /= l;
@@ -178,35 +209,49 @@ static void forward_unit(void *arg, int32_t lane, int64_t unit)
     const work *w = arg;
     const fattn_problem *p = w->problem;
     const fattn_desc *d = &p->desc;
-    const int64_t b = unit / d->heads_kv, h_kv = unit % d->heads_kv;
+    const fattn_sequence s = fattn_sequence_of(p, w->launch, unit / d->heads_kv);
+    const int64_t h_kv = unit % d->heads_kv;
     const rows r = lane_rows(w, lane);
-    load_keys(w, &r, b, h_kv);
+    load_keys(w, &r, &s, h_kv);
     for (int64_t h = h_kv * p->group; h < (h_kv + 1) * p->group; h++)
-        for (int64_t i = 0; i < d->seq_q; i++) {
-            load_row(p, &w->launch->q, b, h, i, d->dim, r.q);
-            const double lse = forward_row(d, &r, i);
-            store_row(p, &w->launch->out, b, h, i, d->dim_v, r.out);
-            store_lse(w, (b * d->heads_q + h) * d->seq_q + i, lse);
+        for (int64_t i = 0; i < s.seq_q; i++) {
+            load_query(&w->launch->q, d->dtype, &s, h, i, d->dim, r.q);
+            store_lse(w, &s, h, i, forward_row(w, &r, &s, h, i));
+            store(fattn_query_row(&w->launch->out, fattn_dtype_size(d->out_dtype), &s, h, i), d->out_dtype, d->dim_v, r.out);
         }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ backward */
 
-/* r->dq, and the row's part of r->dk and r->dv, from r->q, r->out, r->dout. */
-static void backward_row(const fattn_desc *d, const rows *r, int64_t i, double lse)
+/* Loads row (h, i) of q, out and dout, and returns D. */
+static double load_rows(const work *w, const rows *r, const fattn_sequence *s, int64_t h, int64_t i)
 {
-    const fattn_interval kept = fattn_mask_row(d, i);
+    const fattn_desc *d = &w->problem->desc;
+    const fattn_launch *at = w->launch;
+    load_query(&at->q, d->dtype, s, h, i, d->dim, r->q);
+    load_query(&at->out, d->out_dtype, s, h, i, d->dim_v, r->out);
+    load_query(&at->dout, d->out_dtype, s, h, i, d->dim_v, r->dout);
+    const double dlse = d->flags & FATTN_WITH_DLSE ? row_number(w, at->dlse, s, h, i) : 0;
+    return dot(r->dout, r->out, d->dim_v) - dlse;
+}
+
+/* r->dq, and the row's part of r->dk and r->dv. */
+static void backward_row(const work *w, const rows *r, const fattn_sequence *s, int64_t h, int64_t i)
+{
+    const fattn_desc *d = &w->problem->desc;
+    const fattn_interval kept = fattn_mask_row(&s->mask, i);
+    const double lse = row_number(w, w->launch->lse, s, h, i), delta = load_rows(w, r, s, h, i);
     memset(r->dq, 0, (size_t)d->dim * sizeof(double));
     if (lse == -(double)INFINITY)
         return;
-    scores(d, r, kept);
-    const double delta = dot(r->dout, r->out, d->dim_v);
+    score_row(w, r, s, h, i, kept);
     for (int64_t j = kept.lo; j < kept.hi; j++) {
         const double p = exp(r->score[j] - lse);
-        const double ds = p * (dot(r->dout, r->v + j * d->dim_v, d->dim_v) - delta) * d->scale;
-        add_scaled(r->dq, ds, r->k + j * d->dim, d->dim);
-        add_scaled(r->dk + j * d->dim, ds, r->q, d->dim);
-        add_scaled(r->dv + j * d->dim_v, p, r->dout, d->dim_v);
+        const double ds = p * (r->keep[j] * dot(r->dout, r->v + j * d->dim_v, d->dim_v) - delta);
+        const double dx = ds * r->slope[j] * d->scale;
+        add_scaled(r->dq, dx, r->k + j * d->dim, d->dim);
+        add_scaled(r->dk + j * d->dim, dx, r->q, d->dim);
+        add_scaled(r->dv + j * d->dim_v, p * r->keep[j], r->dout, d->dim_v);
     }
 }
 
@@ -214,43 +259,111 @@ static void backward_unit(void *arg, int32_t lane, int64_t unit)
 {
     const work *w = arg;
     const fattn_problem *p = w->problem;
-    const fattn_launch *launch = w->launch;
+    const fattn_launch *at = w->launch;
     const fattn_desc *d = &p->desc;
-    const int64_t b = unit / d->heads_kv, h_kv = unit % d->heads_kv;
+    const size_t size = fattn_dtype_size(d->grad_dtype);
+    const fattn_sequence s = fattn_sequence_of(p, at, unit / d->heads_kv);
+    const int64_t h_kv = unit % d->heads_kv;
     const rows r = lane_rows(w, lane);
-    load_keys(w, &r, b, h_kv);
-    memset(r.dk, 0, (size_t)(d->seq_k * d->dim) * sizeof(double));
-    memset(r.dv, 0, (size_t)(d->seq_k * d->dim_v) * sizeof(double));
+    load_keys(w, &r, &s, h_kv);
+    memset(r.dk, 0, (size_t)(s.seq_k * d->dim) * sizeof(double));
+    memset(r.dv, 0, (size_t)(s.seq_k * d->dim_v) * sizeof(double));
     for (int64_t h = h_kv * p->group; h < (h_kv + 1) * p->group; h++)
-        for (int64_t i = 0; i < d->seq_q; i++) {
-            load_row(p, &launch->q, b, h, i, d->dim, r.q);
-            load_row(p, &launch->out, b, h, i, d->dim_v, r.out);
-            load_row(p, &launch->dout, b, h, i, d->dim_v, r.dout);
-            backward_row(d, &r, i, load_lse(w, (b * d->heads_q + h) * d->seq_q + i));
-            store_row(p, &launch->dq, b, h, i, d->dim, r.dq);
+        for (int64_t i = 0; i < s.seq_q; i++) {
+            backward_row(w, &r, &s, h, i);
+            store(fattn_query_row(&at->dq, size, &s, h, i), d->grad_dtype, d->dim, r.dq);
         }
-    for (int64_t j = 0; j < d->seq_k; j++) {
-        store_row(p, &launch->dk, b, h_kv, j, d->dim, r.dk + j * d->dim);
-        store_row(p, &launch->dv, b, h_kv, j, d->dim_v, r.dv + j * d->dim_v);
+    for (int64_t j = 0; j < s.seq_k; j++) {
+        store(fattn_row(&at->dk, size, s.b, h_kv, s.k_first + j), d->grad_dtype, d->dim, r.dk + j * d->dim);
+        store(fattn_row(&at->dv, size, s.b, h_kv, s.k_first + j), d->grad_dtype, d->dim_v, r.dv + j * d->dim_v);
     }
+}
+
+/* ------------------------------------------------------------------------------------------------------ dbias, dsinks */
+
+/* r->sum += ds of row (h, i). */
+static void add_bias_row(const work *w, const rows *r, const fattn_sequence *s, int64_t h, int64_t i)
+{
+    const fattn_desc *d = &w->problem->desc;
+    const fattn_launch *at = w->launch;
+    const int64_t h_kv = h / w->problem->group;
+    const fattn_interval kept = fattn_mask_row(&s->mask, i);
+    const double lse = row_number(w, at->lse, s, h, i), delta = load_rows(w, r, s, h, i);
+    if (lse == -(double)INFINITY)
+        return;
+    for (int64_t j = kept.lo; j < kept.hi; j++) {
+        load_key(w, &at->k, NULL, s, h_kv, j, d->dim, r->k + j * d->dim);
+        load_key(w, &at->v, NULL, s, h_kv, j, d->dim_v, r->v);
+        r->score[j] = dot(r->dout, r->v, d->dim_v);
+    }
+    memcpy(r->dk, r->score, (size_t)s->seq_k * sizeof(double));
+    score_row(w, r, s, h, i, kept);
+    for (int64_t j = kept.lo; j < kept.hi; j++)
+        r->sum[j] += exp(r->score[j] - lse) * (r->keep[j] * r->dk[j] - delta);
+}
+
+/* One (sequence, head) of dbias, or the sum over those that it is broadcast over. */
+static void bias_unit(void *arg, int32_t lane, int64_t unit)
+{
+    const work *w = arg;
+    const fattn_desc *d = &w->problem->desc;
+    const fattn_view *to = &w->launch->dbias;
+    const int64_t heads = to->stride_head == 0 ? 1 : d->heads_q, b0 = unit / heads, h0 = unit % heads;
+    const int64_t b1 = to->stride_batch == 0 ? d->batch : b0 + 1, h1 = to->stride_head == 0 ? d->heads_q : h0 + 1;
+    const int64_t last = to->stride_row == 0 ? (d->seq_q > 0 ? d->seq_q : 1) - 1 : d->seq_q - 1;
+    const rows r = lane_rows(w, lane);
+    for (int64_t i = 0; i <= last; i++) {
+        if (i == 0 || to->stride_row != 0)
+            memset(r.sum, 0, (size_t)d->seq_k * sizeof(double));
+        for (int64_t b = b0; b < b1; b++) {
+            const fattn_sequence s = fattn_sequence_of(w->problem, w->launch, b);
+            for (int64_t h = h0; h < h1 && i < s.seq_q; h++)
+                add_bias_row(w, &r, &s, h, i);
+        }
+        if (i == last || to->stride_row != 0)
+            store(fattn_row(to, fattn_dtype_size(d->grad_dtype), b0, h0, i), d->grad_dtype, d->seq_k, r.sum);
+    }
+}
+
+static void sink_unit(void *arg, int32_t lane, int64_t h)
+{
+    const work *w = arg;
+    const rows r = lane_rows(w, lane);
+    double sum = 0;
+    for (int64_t b = 0; b < w->problem->desc.batch; b++) {
+        const fattn_sequence s = fattn_sequence_of(w->problem, w->launch, b);
+        for (int64_t i = 0; i < s.seq_q; i++) {
+            const double lse = row_number(w, w->launch->lse, &s, h, i), delta = load_rows(w, &r, &s, h, i);
+            if (lse != -(double)INFINITY)
+                sum -= exp((double)w->launch->sinks[h] - lse) * delta;
+        }
+    }
+    w->launch->dsinks[h] = (float)sum;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- table */
 
-static void run(const fattn_problem *problem, const fattn_launch *launch, fattn_unit_fn unit)
+static void run(const fattn_problem *problem, const fattn_launch *launch, int64_t units, fattn_unit_fn unit)
 {
-    work w = {.problem = problem, .launch = launch, .scratch = scratch_size(problem)};
-    fattn_run_units(launch->context, lanes_for(problem), problem->desc.batch * problem->desc.heads_kv, unit, &w);
+    work w = {
+        .problem = problem, .launch = launch, .dropout = fattn_dropout_of(&problem->desc), .scratch = scratch_size(problem)};
+    fattn_run_units(launch->context, lanes_for(problem), units, unit, &w);
 }
 
 static void forward(const fattn_problem *problem, const fattn_launch *launch)
 {
-    run(problem, launch, forward_unit);
+    run(problem, launch, problem->desc.batch * problem->desc.heads_kv, forward_unit);
 }
 
 static void backward(const fattn_problem *problem, const fattn_launch *launch)
 {
-    run(problem, launch, backward_unit);
+    const fattn_desc *d = &problem->desc;
+    run(problem, launch, d->batch * d->heads_kv, backward_unit);
+    if (d->flags & FATTN_WITH_DBIAS)
+        run(problem, launch,
+            (launch->dbias.stride_batch == 0 ? 1 : d->batch) * (launch->dbias.stride_head == 0 ? 1 : d->heads_q), bias_unit);
+    if (d->flags & FATTN_WITH_DSINKS)
+        run(problem, launch, d->heads_q, sink_unit);
 }
 
 extern const fattn_kernel_table fattn_ref;

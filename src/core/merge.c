@@ -1,0 +1,378 @@
+/*
+ * Joining partial results, and the gradient of that, in double for each row:
+ *
+ *     m = max_p lse_p      w_p = exp(lse_p - m)      out = sum_p w_p out_p / sum_p w_p      lse = m + ln sum_p w_p
+ *
+ * A row is read whole before it is written, so that the result may take the place of a partial. The partials are read where the
+ * caller's lists say, as there may be any number of them; their checks go over the lists for the same reason.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/convert.h"
+#include "core/error.h"
+#include "core/pool.h"
+#include "core/regions.h"
+#include "core/validate.h"
+
+enum {
+    UNIT_ELEMENTS = 1 << 14, /* that a unit reads: some microseconds, so that handing it out costs little beside it */
+    BLOCK = 16               /* outputs that are held against all tensors at a time */
+};
+
+/* Either call; forward leaves what belongs to gradients unset. */
+typedef struct merge {
+    const fattn_desc *desc;
+    int64_t batch, rows; /* 1 and total_q where the rows are packed */
+    int32_t count;
+    int32_t type; /* of partials and of numbers per row */
+    const fattn_view *outs;
+    const void *const *lses;
+    fattn_view out;
+    const void *lse; /* forward writes it */
+    bool backward;
+    fattn_view dout;
+    const void *dlse;
+    const fattn_view *douts;
+    void *const *dlses;
+    int64_t block; /* rows of a unit */
+} merge;
+
+static int64_t all_rows(const merge *m)
+{
+    return m->batch * m->desc->heads_q * m->rows;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- tensors */
+
+/* One tensor of a call: a view, or one number per row. */
+typedef struct tensor {
+    const char *name;
+    int32_t part; /* its place in a list; -1: it stands alone */
+    const fattn_view *view;
+    const void *numbers;
+    int32_t dtype;
+    bool output, optional;
+} tensor;
+
+enum { NAME_ROOM = 24 };
+
+/* How many tensors stand alone, which is also how many lists there are. */
+static int64_t lists(const merge *m)
+{
+    return m->backward ? 4 : 2;
+}
+
+static int64_t tensors(const merge *m)
+{
+    return lists(m) * (1 + (int64_t)m->count);
+}
+
+/* Tensor number n of the call: first those that stand alone, then those of each part. */
+static tensor tensor_of(const merge *m, int64_t n)
+{
+    const int32_t part = (int32_t)(n / lists(m)) - 1;
+    const bool listed = part >= 0, written = !m->backward;
+    switch (n % lists(m)) {
+    case 0:
+        return listed ? (tensor){"outs", part, &m->outs[part], NULL, m->type, false, false}
+                      : (tensor){"out", -1, &m->out, NULL, m->desc->out_dtype, written, false};
+    case 1:
+        return listed ? (tensor){"lses", part, NULL, m->lses[part], m->type, false, false}
+                      : (tensor){"lse", -1, NULL, m->lse, m->type, written, written};
+    case 2:
+        return listed ? (tensor){"douts", part, &m->douts[part], NULL, m->type, true, false}
+                      : (tensor){"dout", -1, &m->dout, NULL, m->desc->out_dtype, false, false};
+    default:
+        return listed ? (tensor){"dlses", part, NULL, m->dlses[part], m->type, true, false}
+                      : (tensor){"dlse", -1, NULL, m->dlse, m->type, false, true};
+    }
+}
+
+static const char *full_name(const tensor *t, char room[NAME_ROOM])
+{
+    if (t->part < 0)
+        return t->name;
+    snprintf(room, NAME_ROOM, "%s[%" PRId32 "]", t->name, t->part);
+    return room;
+}
+
+static fattn_status read_as(const merge *m, const tensor *t, const char *name, fattn_region *r)
+{
+    const size_t size = fattn_dtype_size(t->dtype);
+    if (t->view)
+        return (t->output ? fattn_region_output : fattn_region_view)(r, name, t->view, size, m->batch, m->desc->heads_q,
+                                                                     m->rows, m->desc->dim_v);
+    if (!t->numbers && !t->optional && all_rows(m) > 0)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but has %" PRId64 " elements", name, all_rows(m));
+    return fattn_region_array(r, name, t->numbers, size, all_rows(m));
+}
+
+/* The region of a tensor. Its place in a list is only written out for a message. */
+static fattn_status read_tensor(const merge *m, const tensor *t, fattn_region *r)
+{
+    char room[NAME_ROOM];
+    const fattn_status status = read_as(m, t, t->name, r);
+    return status == FATTN_OK ? FATTN_OK : read_as(m, t, full_name(t, room), r);
+}
+
+static bool same_stride(int64_t a, int64_t b, int64_t count)
+{
+    return a == b || count <= 1;
+}
+
+/* Whether the output takes the place of the partial, element for element. */
+static bool in_place(const merge *m, const tensor *output, const tensor *other)
+{
+    if (m->backward || other->part < 0 || output->dtype != other->dtype)
+        return false;
+    if (!output->view || !other->view)
+        return !output->view && !other->view && output->numbers == other->numbers;
+    const fattn_view *a = output->view, *b = other->view;
+    return a->data == b->data && same_stride(a->stride_batch, b->stride_batch, m->batch) &&
+           same_stride(a->stride_head, b->stride_head, m->desc->heads_q) && same_stride(a->stride_row, b->stride_row, m->rows);
+}
+
+static fattn_status check_pair(const merge *m, int64_t output, fattn_region *r, int64_t other, fattn_region *s)
+{
+    char room[2][NAME_ROOM];
+    if (output == other || r->lo >= s->hi || s->lo >= r->hi)
+        return FATTN_OK;
+    const tensor t = tensor_of(m, output), u = tensor_of(m, other);
+    if (in_place(m, &t, &u))
+        return FATTN_OK;
+    r->name = full_name(&t, room[0]);
+    s->name = full_name(&u, room[1]);
+    const fattn_status status = fattn_region_apart(r, s, 1);
+    r->name = t.name;
+    s->name = u.name;
+    return status;
+}
+
+/* Every tensor lies within the address space, and every output apart from all others. */
+static fattn_status check_tensors(const merge *m)
+{
+    const int64_t all = tensors(m);
+    for (int64_t n = 0; n < all;) {
+        fattn_region output[BLOCK], region;
+        int64_t number[BLOCK];
+        int held = 0;
+        fattn_status status;
+        for (; n < all && held < BLOCK; n++) {
+            const tensor t = tensor_of(m, n);
+            number[held] = n;
+            if (t.output && (status = read_tensor(m, &t, &output[held++])))
+                return status;
+        }
+        for (int64_t other = 0; other < all; other++) {
+            const tensor t = tensor_of(m, other);
+            if ((status = read_tensor(m, &t, &region)))
+                return status;
+            for (int i = 0; i < held; i++)
+                if ((status = check_pair(m, number[i], &output[i], other, &region)))
+                    return status;
+        }
+    }
+    return FATTN_OK;
+}
+
+static fattn_status check_list(const char *name, const void *list, int32_t count)
+{
+    if (!list)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but has %" PRId32 " elements", name, count);
+    return FATTN_OK;
+}
+
+/* Checks what fattn_merge and its gradient have in common, and fills in the sizes. */
+static fattn_status check_call(merge *m, const fattn_desc *desc)
+{
+    fattn_status status;
+    m->desc = desc;
+    m->type = desc->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
+    m->batch = desc->total_q > 0 ? 1 : desc->batch;
+    m->rows = desc->total_q > 0 ? desc->total_q : desc->seq_q;
+    if (m->count < 1)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.count is %" PRId32 ", less than 1", m->count);
+    if ((status = check_list("outs", m->outs, m->count)) || (status = check_list("lses", m->lses, m->count)))
+        return status;
+    if (m->backward &&
+        ((status = check_list("douts", m->douts, m->count)) || (status = check_list("dlses", m->dlses, m->count))))
+        return status;
+    const int64_t block = UNIT_ELEMENTS / desc->dim_v / m->count;
+    m->block = block > 0 ? block : 1;
+    return check_tensors(m);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- rows */
+
+/* A row of the result: of which sequence and head, and its place among the numbers per row. */
+typedef struct place {
+    int64_t b, h, i, n;
+} place;
+
+static const void *row_of(const fattn_view *view, int32_t dtype, const place *at)
+{
+    return fattn_row(view, fattn_dtype_size(dtype), at->b, at->h, at->i);
+}
+
+static double number_of(const merge *m, const void *numbers, const place *at)
+{
+    return fattn_element(numbers, m->type, at->n);
+}
+
+/* sum += w * row; a loop for each type, for compilers that leave a choice within the loop. */
+static void add_scaled(double *sum, double w, const void *row, int32_t dtype, int64_t n)
+{
+    if (dtype == FATTN_F64)
+        for (int64_t x = 0; x < n; x++)
+            sum[x] += w * ((const double *)row)[x];
+    else
+        for (int64_t x = 0; x < n; x++)
+            sum[x] += w * (double)((const float *)row)[x];
+}
+
+static void store(void *row, int32_t dtype, const double *numbers, int64_t n)
+{
+    if (dtype == FATTN_F32)
+        for (int64_t x = 0; x < n; x++)
+            ((float *)row)[x] = (float)numbers[x];
+    else
+        for (int64_t x = 0; x < n; x++)
+            fattn_set_element(row, dtype, x, numbers[x]);
+}
+
+/* exp(lse - whole), and 1 rather than NaN where both are the same infinity. */
+static double weight(double lse, double whole)
+{
+    return lse == whole ? 1 : exp(lse - whole);
+}
+
+/* Of the partials; a NaN is passed over, and reaches the row by its weight. */
+static double largest_lse(const merge *m, const place *at)
+{
+    double largest = -(double)INFINITY;
+    for (int32_t p = 0; p < m->count; p++) {
+        const double lse = number_of(m, m->lses[p], at);
+        largest = lse > largest ? lse : largest;
+    }
+    return largest;
+}
+
+static void merge_row(const merge *m, const place *at)
+{
+    const int64_t n = m->desc->dim_v;
+    const double largest = largest_lse(m, at);
+    double sum[FATTN_DIM_MOST] = {0}, total = 0;
+    for (int32_t p = 0; p < m->count; p++) {
+        const double lse = number_of(m, m->lses[p], at);
+        if (lse == -(double)INFINITY)
+            continue;
+        const double w = weight(lse, largest);
+        total += w;
+        add_scaled(sum, w, row_of(&m->outs[p], m->type, at), m->type, n);
+    }
+    if (isinf(largest) && total > 1)
+        total = (double)NAN; /* infinite weights: one outweighs all else, two are in no proportion */
+    for (int64_t x = 0; x < n && total != 0; x++)
+        sum[x] /= total;
+    store(fattn_row(&m->out, fattn_dtype_size(m->desc->out_dtype), at->b, at->h, at->i), m->desc->out_dtype, sum, n);
+    if (m->lse)
+        fattn_set_element((void *)(uintptr_t)m->lse, m->type, at->n, total == 0 ? largest : largest + log(total));
+}
+
+/* The gradients of part p, from dout and out of the row. */
+static void backward_part(const merge *m, const place *at, int32_t p, const double *dout, const double *out)
+{
+    const int64_t n = m->desc->dim_v;
+    const double lse = number_of(m, m->lses[p], at);
+    const bool none = lse == -(double)INFINITY;
+    const double w = none ? 0 : weight(lse, number_of(m, m->lse, at));
+    const void *out_p = row_of(&m->outs[p], m->type, at);
+    void *dout_p = fattn_row(&m->douts[p], fattn_dtype_size(m->type), at->b, at->h, at->i);
+    double dot = m->dlse ? number_of(m, m->dlse, at) : 0;
+    for (int64_t x = 0; x < n; x++) {
+        dot += dout[x] * (fattn_element(out_p, m->type, x) - out[x]);
+        fattn_set_element(dout_p, m->type, x, none ? 0 : w * dout[x]);
+    }
+    fattn_set_element(m->dlses[p], m->type, at->n, none ? 0 : w * dot);
+}
+
+static void backward_row(const merge *m, const place *at)
+{
+    const int32_t dtype = m->desc->out_dtype;
+    const void *out_row = row_of(&m->out, dtype, at), *dout_row = row_of(&m->dout, dtype, at);
+    double out[FATTN_DIM_MOST], dout[FATTN_DIM_MOST];
+    for (int64_t x = 0; x < m->desc->dim_v; x++) {
+        out[x] = fattn_element(out_row, dtype, x);
+        dout[x] = fattn_element(dout_row, dtype, x);
+    }
+    for (int32_t p = 0; p < m->count; p++)
+        backward_part(m, at, p, dout, out);
+}
+
+static void rows_unit(void *arg, int32_t lane, int64_t unit)
+{
+    const merge *m = arg;
+    const int64_t heads = m->desc->heads_q, from = unit * m->block;
+    const int64_t to = from + m->block < all_rows(m) ? from + m->block : all_rows(m);
+    (void)lane;
+    for (int64_t n = from; n < to; n++) {
+        const place at = {n / m->rows / heads, n / m->rows % heads, n % m->rows, n};
+        if (m->backward)
+            backward_row(m, &at);
+        else
+            merge_row(m, &at);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------- calls */
+
+static fattn_status read_problem(const fattn_context *context, const fattn_desc *desc, fattn_problem *problem)
+{
+    if (!context)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "context is NULL");
+    return fattn_desc_read(desc, problem);
+}
+
+static fattn_status run(const fattn_context *context, const fattn_problem *problem, merge *m)
+{
+    const fattn_status status = check_call(m, &problem->desc);
+    if (status == FATTN_OK)
+        fattn_run_units(context, INT32_MAX, (all_rows(m) + m->block - 1) / m->block, rows_unit, m);
+    return status;
+}
+
+fattn_status fattn_merge(const fattn_context *context, const fattn_desc *desc, const fattn_merge_args *args)
+{
+    fattn_problem problem;
+    fattn_merge_args own;
+    fattn_status status = read_problem(context, desc, &problem);
+    if (status != FATTN_OK ||
+        (status = fattn_struct_read(&own, sizeof own, FATTN_MERGE_ARGS_FIRST_SIZE, args, "args")) != FATTN_OK)
+        return status;
+    merge m = {.count = own.count, .outs = own.outs, .lses = own.lses, .out = own.out, .lse = own.lse};
+    return run(context, &problem, &m);
+}
+
+fattn_status fattn_merge_backward(const fattn_context *context, const fattn_desc *desc, const fattn_merge_backward_args *args)
+{
+    fattn_problem problem;
+    fattn_merge_backward_args own;
+    fattn_status status = read_problem(context, desc, &problem);
+    if (status != FATTN_OK ||
+        (status = fattn_struct_read(&own, sizeof own, FATTN_MERGE_BACKWARD_ARGS_FIRST_SIZE, args, "args")) != FATTN_OK)
+        return status;
+    merge m = {.count = own.count,
+               .outs = own.outs,
+               .lses = own.lses,
+               .out = own.out,
+               .lse = own.lse,
+               .backward = true,
+               .dout = own.dout,
+               .dlse = own.dlse,
+               .douts = own.douts,
+               .dlses = own.dlses};
+    return run(context, &problem, &m);
+}
