@@ -7,7 +7,7 @@
 #ifndef FATTN_CPU_GRADIENT_H
 #define FATTN_CPU_GRADIENT_H
 
-#include "tile.h"
+#include "adjust.h"
 
 enum {
     BACKWARD_PANELS = 3, /* panels per block of queries */
@@ -23,6 +23,11 @@ typedef struct grad_run {
     int64_t key;                 /* of the first row, relative to the block */
     const real *start, *lo, *hi; /* [width]: -lse log2(e), or -D; which keys a row keeps, relative to the block */
     real *p, *ds;                /* at the first group's row and the panel's column; only the gradient has ds */
+    /* [groups * TILE_ROWS][width] each, or NULL. */
+    const real *added, *factor; /* bias and ALiBi, of a piece; what dropout multiplies with */
+    real *slope;                /* 1 - tanh^2 of softcap: written with P, read with dS */
+    real cap_log2;
+    bias_ahead ahead;
 } grad_run;
 
 /* P^T for groups of TILE_ROWS keys. */
@@ -33,11 +38,8 @@ INLINE void probability_groups(const int vecs, const bool masked, const grad_run
     for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW) {
         vec acc[TILE_ROWS * TILE_VECS];
         UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            UNROLL
-            for (int j = 0; j < vecs; j++)
-                acc[r * vecs + j] = v_set1(0);
-        }
+        for (int i = 0; i < TILE_ROWS * vecs; i++)
+            acc[i] = v_set1(0);
         tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
@@ -61,11 +63,8 @@ INLINE void score_gradient_groups(const int vecs, const bool masked, const grad_
     for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, p += TILE_ROWS * P_ROW, ds += TILE_ROWS * P_ROW) {
         vec acc[TILE_ROWS * TILE_VECS];
         UNROLL
-        for (int r = 0; r < TILE_ROWS; r++) {
-            UNROLL
-            for (int j = 0; j < vecs; j++)
-                acc[r * vecs + j] = v_load(run->start + j * LANES);
-        }
+        for (int i = 0; i < TILE_ROWS * vecs; i++)
+            acc[i] = v_load(run->start + i % vecs * LANES);
         tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
@@ -81,17 +80,100 @@ INLINE void score_gradient_groups(const int vecs, const bool masked, const grad_
     }
 }
 
-/* P^T, then dS^T, of a run of groups of one panel. */
-static void groups_plain(int vecs, const grad_run *scores, const grad_run *values)
+/* The products alone, into `to`. What follows on them where they are adjusted would take the accumulators' registers. */
+INLINE void plain_products(const int vecs, const grad_run *run, real *to)
 {
-    WITH_VECS(vecs, probability_groups(VECS, false, scores));
-    WITH_VECS(vecs, score_gradient_groups(VECS, false, values));
+    const real *a = run->a;
+    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, to += TILE_ROWS * P_ROW) {
+        vec acc[TILE_ROWS * TILE_VECS];
+        fetch_bias(&run->ahead, g, run->groups);
+        UNROLL
+        for (int i = 0; i < TILE_ROWS * vecs; i++)
+            acc[i] = v_set1(0);
+        tile_mac(TILE_ROWS, vecs, acc, a, run->a_row, 1, run->b, vecs * LANES, run->dim);
+        UNROLL
+        for (int i = 0; i < TILE_ROWS * vecs; i++)
+            v_store(to + i / vecs * P_ROW + i % vecs * LANES, acc[i]);
+    }
 }
 
-static void groups_masked(int vecs, const grad_run *scores, const grad_run *values)
+/* P^T of products that softcap, bias and ALiBi change, for one vector of rows. */
+INLINE void adjust_probabilities(const bool masked, const grad_run *run, ptrdiff_t width, int64_t lane)
 {
-    WITH_VECS(vecs, probability_groups(VECS, true, scores));
-    WITH_VECS(vecs, score_gradient_groups(VECS, true, values));
+    const vec start = v_load(run->start + lane), log2e = v_set1((real)LOG2E);
+    for (int64_t r = 0; r < run->groups * TILE_ROWS; r++) {
+        real *p = run->p + r * P_ROW + lane;
+        vec s = v_load(p);
+        if (run->slope) {
+            const vec t = v_tanh(s);
+            v_store(run->slope + r * width + lane, v_sub(v_set1(1), v_mul(t, t)));
+            s = v_mul(t, v_set1(run->cap_log2));
+        }
+        if (run->added)
+            s = v_fma(v_load(run->added + r * width + lane), log2e, s);
+        s = v_add(s, start);
+        if (masked)
+            s = v_keep(s, v_set1((real)(run->key + r)), v_load(run->lo + lane), v_load(run->hi + lane), -INFINITY);
+        v_store(p, v_exp2(s));
+    }
+}
+
+/* dS^T of products that dropout and softcap change, for one vector of rows; P becomes what dropout leaves. */
+INLINE void adjust_gradients(const bool masked, const grad_run *run, ptrdiff_t width, int64_t lane)
+{
+    const vec start = v_load(run->start + lane);
+    for (int64_t r = 0; r < run->groups * TILE_ROWS; r++) {
+        real *ds = run->ds + r * P_ROW + lane, *at = run->p + r * P_ROW + lane;
+        const vec p = v_load(at);
+        vec s = v_load(ds);
+        if (run->factor) {
+            const vec factor = v_load(run->factor + r * width + lane);
+            s = v_mul(s, factor);
+            v_store(at, v_mul(p, factor));
+        }
+        s = v_mul(p, v_add(s, start));
+        if (run->slope)
+            s = v_mul(s, v_load(run->slope + r * width + lane));
+        if (masked)
+            s = v_keep(s, v_set1((real)(run->key + r)), v_load(run->lo + lane), v_load(run->hi + lane), 0);
+        v_store(ds, s);
+    }
+}
+
+/* P^T of a run of groups of one panel. */
+static void probabilities(int vecs, bool masked, const grad_run *run)
+{
+    if (!run->added && !run->slope) {
+        if (masked)
+            WITH_VECS(vecs, probability_groups(VECS, true, run));
+        else
+            WITH_VECS(vecs, probability_groups(VECS, false, run));
+        return;
+    }
+    WITH_VECS(vecs, plain_products(VECS, run, run->p));
+    for (int64_t lane = 0; lane < vecs * LANES; lane += LANES)
+        if (masked)
+            adjust_probabilities(true, run, vecs * LANES, lane);
+        else
+            adjust_probabilities(false, run, vecs * LANES, lane);
+}
+
+/* dS^T, once P^T is there. */
+static void score_gradients(int vecs, bool masked, const grad_run *run)
+{
+    if (!run->factor && !run->slope) {
+        if (masked)
+            WITH_VECS(vecs, score_gradient_groups(VECS, true, run));
+        else
+            WITH_VECS(vecs, score_gradient_groups(VECS, false, run));
+        return;
+    }
+    WITH_VECS(vecs, plain_products(VECS, run, run->ds));
+    for (int64_t lane = 0; lane < vecs * LANES; lane += LANES)
+        if (masked)
+            adjust_gradients(true, run, vecs * LANES, lane);
+        else
+            adjust_gradients(false, run, vecs * LANES, lane);
 }
 
 /* C[rows][width] += A B, A(r, n) = a[r row + n step], B a strip with rows of `vecs` vectors; rows a multiple of TILE_ROWS. */

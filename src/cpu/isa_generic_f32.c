@@ -2,8 +2,13 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "vec_generic_f32.h"
+
+#include "type_f32.h"
+
+#include "decode.h"
 
 #include "forward.h"
 
@@ -11,4 +16,4 @@
 
 #include "rows.h"
 
-FATTN_KERNEL_TABLE(fattn_cpu_generic_f32, FORWARD_ROW, BACKWARD_ROW);
+FATTN_KERNEL_TABLE(fattn_cpu_generic_f32, ROWS_F32);

@@ -5,15 +5,18 @@
  * S^T[key][query], computed as K Q^T with Q packed transposed, [dim][panel width]. Keys and values are then broadcast one
  * number at a time, softmax runs down the lanes without a horizontal step, and a mask is one comparison per vector.
  * Why: docs/decisions/0002. Everything here is compiled once per instruction set and type, in isa_<isa>_<type>.c, over the
- * words of vec_<isa>_<type>.h:
+ * words of vec_<isa>_<type>.h (type_<type>.h has what depends on the type alone):
  *
  *   real, vec, LANES      the number type, a vector of LANES of them
  *   v_load, v_store       aligned; v_loadu, v_storeu: any address
- *   v_set1, v_add, v_sub, v_mul, v_max; v_fma(a, b, c) = a b + c. v_max(a, b) is b where either is NaN
+ *   v_set1, v_add, v_sub, v_mul, v_div, v_abs, v_max; v_fma(a, b, c) = a b + c. v_max(a, b) is b where either is NaN
+ *   v_if_less(a, b, yes, no)  yes where a < b, else (NaN too) no
  *   v_exp2(x)             2^x; exactly 0 for -inf; NaN for NaN; where 2^x overflows, infinity or some number above SUM_LIMIT
  *   v_keep(s, key, lo, hi, other)  s where lo <= key < hi, else other
  *   v_any_above(a, limit) does any lane fail to be <= limit (so NaN does)
  *   v_transpose(r)        LANES x LANES
+ *   v_from_f16(p), v_from_bf16(p), v_from_i8(p), v_to_f16(p, a), v_to_bf16(p, a)  float only: LANES narrow numbers at any
+ *                         address, widened, or rounded to nearest even
  *   TILE_ROWS, TILE_VECS  a register tile: rows (keys, or rows of a gradient) x vectors. TILE_ROWS divides LANES,
  *                         so that a panel is whole tiles whichever way it is read
  *   BLOCK_KEYS            keys per step of forward; GRAD_KEYS: keys per block of backward
@@ -28,21 +31,16 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "compiler.h"
 #include "core/kernel.h"
 #include "core/mask.h"
 #include "core/pool.h"
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL   _Pragma("unroll")
-#define UNROLL_4 _Pragma("unroll 4")
-#else
-#define UNROLL   _Pragma("GCC unroll 32")
-#define UNROLL_4 _Pragma("GCC unroll 4")
-#endif
+#include "core/sequence.h"
 
 _Static_assert(LANES % TILE_ROWS == 0, "a panel must be whole tiles");
 _Static_assert(TILE_VECS >= 1 && TILE_VECS <= 3, "tile_mac names three vectors, WITH_VECS counts to three");
+
+enum { KEY_QUAD = 4 }; /* keys that share a step of Philox, see core/dropout.h */
 
 #define LOG2E       1.44269504088896340736
 #define LN2         0.69314718055994530942
@@ -107,6 +105,22 @@ static inline void *carve_bytes(carver *c, size_t bytes)
 static inline real *carve(carver *c, int64_t count)
 {
     return carve_bytes(c, (size_t)count * sizeof(real));
+}
+
+/* --------------------------------------------------------------------------------------------------------------- units */
+
+/* The sequence that unit `unit` belongs to: the last with first[b] <= unit. */
+static int64_t sequence_of_unit(const int64_t *first, int64_t batch, int64_t unit)
+{
+    int64_t lo = 0;
+    while (batch - lo > 1) {
+        const int64_t middle = lo + (batch - lo) / 2;
+        if (first[middle] <= unit)
+            lo = middle;
+        else
+            batch = middle;
+    }
+    return lo;
 }
 
 /* -------------------------------------------------------------------------------------------------------------- panels */
@@ -197,7 +211,26 @@ INLINE void tile_mac(const int rows, const int vecs, vec *acc, const real *restr
     }
 }
 
+/* tanh(x): as e^2x - 1 over e^2x + 1, and for small x, where that cancels, as a ratio of polynomials. */
+INLINE vec v_tanh(vec x)
+{
+    const vec a = v_abs(x), most = v_set1(20), z = v_mul(x, x);
+    const vec e = v_exp2(v_mul(v_if_less(most, a, most, a), v_set1((real)(2 * LOG2E)))); /* tanh(20) is 1 */
+    const vec large = v_sub(e, v_set1(1)), edge = v_set1((real)0.625);
+    const vec top = v_if_less(a, edge, v_mul(x, tanh_numerator(z)), v_if_less(x, v_set1(0), v_sub(v_set1(0), large), large));
+    return v_div(top, v_if_less(a, edge, tanh_denominator(z), v_add(e, v_set1(1))));
+}
+
 /* ------------------------------------------------------------------------------------------------------------- packing */
+
+/* A row as numbers of this file's type: in place, or a copy. */
+static inline const real *row_as_real(const void *row, int32_t dtype, int64_t n, real *copy)
+{
+    if (dtype == REAL_DTYPE)
+        return row;
+    widen(copy, row, dtype, n, 1);
+    return copy;
+}
 
 /* Is every number finite? x * 0 is 0 for those and NaN for the others. */
 static bool all_finite(const real *x, int64_t n)
@@ -233,6 +266,28 @@ static void pack_transposed(real *restrict to, int64_t width, const real *const 
     }
 }
 
+/* to[c][lane] = from[lane][c] for `lanes` rows of n numbers; lanes up to `width` become zero. */
+static void transpose(real *restrict to, int64_t width, const real *const *from, int64_t lanes, int64_t n)
+{
+    for (int64_t l0 = 0; l0 < width; l0 += LANES) {
+        const int64_t have = clamp64(lanes - l0, 0, LANES);
+        int64_t c = 0;
+        for (; c + LANES <= n && have == LANES; c += LANES) {
+            vec block[LANES];
+            UNROLL
+            for (int l = 0; l < LANES; l++)
+                block[l] = v_loadu(from[l0 + l] + c);
+            v_transpose(block);
+            UNROLL
+            for (int l = 0; l < LANES; l++)
+                v_store(to + (c + l) * width + l0, block[l]);
+        }
+        for (; c < n; c++)
+            for (int64_t l = 0; l < LANES; l++)
+                to[c * width + l0 + l] = l < have ? from[l0 + l][c] : 0;
+    }
+}
+
 /* to[lane][c] = from[c][lane] * factor[lane], for the first `lanes` lanes: the way back. */
 static void unpack_transposed(real *const *to, const real *restrict from, int64_t width, int64_t lanes, int64_t dim,
                               const real *restrict factor)
@@ -252,6 +307,26 @@ static void unpack_transposed(real *const *to, const real *restrict from, int64_
         for (; c < dim; c++)
             for (int64_t l = 0; l < have; l++)
                 to[l0 + l][c] = from[c * width + l0 + l] * factor[l0 + l];
+    }
+}
+
+/* to[lane][c] += from[c][lane] for the first `lanes` lanes. */
+static void add_transposed(real *const *to, const real *restrict from, int64_t width, int64_t lanes, int64_t dim)
+{
+    for (int64_t l0 = 0; l0 < lanes; l0 += LANES) {
+        const int64_t have = min64(lanes - l0, LANES);
+        int64_t c = 0;
+        for (; c + LANES <= dim; c += LANES) {
+            vec block[LANES];
+            for (int64_t l = 0; l < LANES; l++)
+                block[l] = v_load(from + (c + l) * width + l0);
+            v_transpose(block);
+            for (int64_t l = 0; l < have; l++)
+                v_storeu(to[l0 + l] + c, v_add(v_loadu(to[l0 + l] + c), block[l]));
+        }
+        for (; c < dim; c++)
+            for (int64_t l = 0; l < have; l++)
+                to[l0 + l][c] += from[c * width + l0 + l];
     }
 }
 

@@ -3,11 +3,12 @@
 
 typedef float real;
 typedef __m256 vec;
-#define VEC_FAMILY "cpu_avx2"
-#define VEC_TYPE   "f32"
-#define VEC_DTYPE  FATTN_F32
-#define VEC_NEEDS  FATTN_CPU_AVX2
-#define LANES      8
+#define VEC_FAMILY    "cpu_avx2"
+#define VEC_TYPE      "f32"
+#define VEC_DTYPE     FATTN_F32
+#define VEC_NEEDS     FATTN_CPU_AVX2
+#define VEC_NEEDS_F16 FATTN_CPU_F16C
+#define LANES         8
 
 /* 4 x 24: twelve accumulators hide FMA's latency, three vectors of B and one broadcast fill the 16 registers. */
 #define TILE_ROWS  4
@@ -26,6 +27,36 @@ typedef __m256 vec;
 #define v_mul(a, b)    _mm256_mul_ps(a, b)
 #define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define v_max(a, b)    _mm256_max_ps(a, b)
+#define v_div(a, b)    _mm256_div_ps(a, b)
+#define v_abs(a)       _mm256_andnot_ps(v_set1(-0.0f), a)
+
+static inline vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+
+#define v_from_f16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+#define v_from_i8(p)  _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p))))
+#define v_to_f16(p, a)                                                                                                         \
+    _mm_storeu_si128((__m128i *)(void *)(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+
+static inline vec v_from_bf16(const uint16_t *p)
+{
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
+static inline void v_to_bf16(uint16_t *p, vec a)
+{
+    const __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i round = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const vec nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+    const vec result = _mm256_blendv_ps(_mm256_castsi256_ps(round), _mm256_castsi256_ps(quiet), nan);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(result), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(packed));
+}
 
 /* 2^x = 2^n p(x - n), n the nearest integer: p is minimax on [-1/2, 1/2] with p(0) = 1, relative error 2.6e-9. x is clamped
  * to [-127, 127], the constant first, so that a NaN stays; adding 1.5 2^23 + 127 leaves n + 127 in the low bits, which

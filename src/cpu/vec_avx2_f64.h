@@ -25,6 +25,13 @@ typedef __m256d vec;
 #define v_mul(a, b)    _mm256_mul_pd(a, b)
 #define v_fma(a, b, c) _mm256_fmadd_pd(a, b, c)
 #define v_max(a, b)    _mm256_max_pd(a, b)
+#define v_div(a, b)    _mm256_div_pd(a, b)
+#define v_abs(a)       _mm256_andnot_pd(v_set1(-0.0), a)
+
+static inline vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return _mm256_blendv_pd(no, yes, _mm256_cmp_pd(a, b, _CMP_LT_OQ));
+}
 
 /* As in float; degree 11, relative error 1.8e-17 before rounding. */
 static inline vec v_exp2(vec x)

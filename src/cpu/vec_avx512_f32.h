@@ -3,11 +3,12 @@
 
 typedef float real;
 typedef __m512 vec;
-#define VEC_FAMILY "cpu_avx512"
-#define VEC_TYPE   "f32"
-#define VEC_DTYPE  FATTN_F32
-#define VEC_NEEDS  FATTN_CPU_AVX512
-#define LANES      16
+#define VEC_FAMILY    "cpu_avx512"
+#define VEC_TYPE      "f32"
+#define VEC_DTYPE     FATTN_F32
+#define VEC_NEEDS     FATTN_CPU_AVX512
+#define VEC_NEEDS_F16 0
+#define LANES         16
 
 /* 8 x 48: 24 accumulators, 3 vectors of B, and 11 loads per 24 FMAs. */
 #define TILE_ROWS  8
@@ -26,6 +27,34 @@ typedef __m512 vec;
 #define v_mul(a, b)    _mm512_mul_ps(a, b)
 #define v_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define v_max(a, b)    _mm512_max_ps(a, b)
+#define v_div(a, b)    _mm512_div_ps(a, b)
+#define v_abs(a)       _mm512_abs_ps(a)
+
+static inline vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), yes);
+}
+
+#define v_from_f16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
+#define v_from_i8(p)  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p))))
+#define v_to_f16(p, a)                                                                                                         \
+    _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+
+static inline vec v_from_bf16(const uint16_t *p)
+{
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+/* Not AVX512_BF16's conversion, which not every AVX-512 machine has. */
+static inline void v_to_bf16(uint16_t *p, vec a)
+{
+    const __m512i bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i round = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i result = _mm512_mask_or_epi32(round, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+}
 
 /* 2^x = 2^floor(x) p(x - floor(x)): p is minimax on [0, 1) with p(0) = 1, relative error 8.3e-8. */
 static inline vec v_exp2(vec x)

@@ -25,6 +25,13 @@ typedef __m512d vec;
 #define v_mul(a, b)    _mm512_mul_pd(a, b)
 #define v_fma(a, b, c) _mm512_fmadd_pd(a, b, c)
 #define v_max(a, b)    _mm512_max_pd(a, b)
+#define v_div(a, b)    _mm512_div_pd(a, b)
+#define v_abs(a)       _mm512_abs_pd(a)
+
+static inline vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return _mm512_mask_mov_pd(no, _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ), yes);
+}
 
 /* As in float; degree 11, relative error 3.2e-18 before rounding. */
 static inline vec v_exp2(vec x)

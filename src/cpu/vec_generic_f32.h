@@ -1,12 +1,15 @@
 /* Words of the kernels in plain C with the compiler's vector types, float: 4 lanes. What each word means: tile.h. */
+#include "core/convert.h"
+
 typedef float real;
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_bits __attribute__((vector_size(16)));
-#define VEC_FAMILY "cpu_generic"
-#define VEC_TYPE   "f32"
-#define VEC_DTYPE  FATTN_F32
-#define VEC_NEEDS  0
-#define LANES      4
+#define VEC_FAMILY    "cpu_generic"
+#define VEC_TYPE      "f32"
+#define VEC_DTYPE     FATTN_F32
+#define VEC_NEEDS     0
+#define VEC_NEEDS_F16 0
+#define LANES         4
 
 /* Any 16-byte unit will do, and 16 registers: SSE2, NEON, VSX. */
 #define TILE_ROWS  4
@@ -24,6 +27,7 @@ typedef float vec_unaligned __attribute__((vector_size(16), aligned(4), may_alia
 #define v_add(a, b)    ((a) + (b))
 #define v_sub(a, b)    ((a) - (b))
 #define v_mul(a, b)    ((a) * (b))
+#define v_div(a, b)    ((a) / (b))
 #define v_fma(a, b, c) ((a) * (b) + (c)) /* one instruction where the target has it: the build allows contraction */
 
 static inline vec v_set1(real x)
@@ -40,6 +44,43 @@ static inline vec v_select(vec_bits mask, vec a, vec b)
 static inline vec v_max(vec a, vec b)
 {
     return v_select(a > b, a, b);
+}
+
+static inline vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return v_select(a < b, yes, no);
+}
+
+static inline vec v_abs(vec a)
+{
+    return (vec)((vec_bits)a & 0x7fffffff);
+}
+
+static inline vec v_from_f16(const uint16_t *p)
+{
+    return (vec){fattn_from_f16(p[0]), fattn_from_f16(p[1]), fattn_from_f16(p[2]), fattn_from_f16(p[3])};
+}
+
+static inline vec v_from_bf16(const uint16_t *p)
+{
+    return (vec){fattn_from_bf16(p[0]), fattn_from_bf16(p[1]), fattn_from_bf16(p[2]), fattn_from_bf16(p[3])};
+}
+
+static inline vec v_from_i8(const int8_t *p)
+{
+    return (vec){p[0], p[1], p[2], p[3]};
+}
+
+static inline void v_to_f16(uint16_t *p, vec a)
+{
+    for (int l = 0; l < LANES; l++)
+        p[l] = fattn_to_f16(a[l]);
+}
+
+static inline void v_to_bf16(uint16_t *p, vec a)
+{
+    for (int l = 0; l < LANES; l++)
+        p[l] = fattn_to_bf16(a[l]);
 }
 
 /* As with AVX2 (vec_avx2_f32.h): clamped, constants first; the magic number's low bits hold the exponent. */

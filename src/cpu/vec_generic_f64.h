@@ -24,6 +24,7 @@ typedef double vec_unaligned __attribute__((vector_size(16), aligned(8), may_ali
 #define v_add(a, b)    ((a) + (b))
 #define v_sub(a, b)    ((a) - (b))
 #define v_mul(a, b)    ((a) * (b))
+#define v_div(a, b)    ((a) / (b))
 #define v_fma(a, b, c) ((a) * (b) + (c)) /* one instruction where the target has it: the build allows contraction */
 
 static inline vec v_set1(real x)
@@ -40,6 +41,16 @@ static inline vec v_select(vec_bits mask, vec a, vec b)
 static inline vec v_max(vec a, vec b)
 {
     return v_select(a > b, a, b);
+}
+
+static inline vec v_if_less(vec a, vec b, vec yes, vec no)
+{
+    return v_select(a < b, yes, no);
+}
+
+static inline vec v_abs(vec a)
+{
+    return (vec)((vec_bits)a & INT64_MAX);
 }
 
 /* As with AVX2 (vec_avx2_f64.h): clamped, constants first; the magic number's low bits hold the exponent. */

@@ -1,0 +1,596 @@
+/*
+ * Decode: forward for few query rows and many keys, at the speed at which keys and values can be read (Flash-Decoding, Dao,
+ * Haziza, Massa and Sizov 2023).
+ *
+ * The rows of all query heads that share a key/value head are one list. A unit is some of these rows against one chunk of
+ * DECODE_CHUNK keys, so that long caches occupy all threads; it leaves sums that refer to its own largest score, and a second
+ * pass joins the chunks of a row in order. Chunks start at multiples of DECODE_CHUNK whatever the number of threads, so a row's
+ * bits depend on its sequence alone.
+ *
+ * Lanes run along dim, as keys lie in memory: K and V are read once, in place, from pages or not, and widened on the way to the
+ * registers. Per block of DECODE_KEYS keys, for up to four rows at a time,
+ *
+ *     scores    dot products: LANES partial sums each, transposed and added LANES keys at a time
+ *     softmax   along the keys, relative to the maximum of a row's first block, which moves only when it must (forward_panel.h)
+ *     values    O += P V, with O in registers over the block
+ *
+ * While one of K and V is at work the other is fetched ahead: the two alternate too quickly for the processor to see the
+ * pattern; how far ahead, and into which cache, was found by measurement. A byte's factor is applied to the score (K) and to
+ * the probability (V).
+ */
+#ifndef FATTN_CPU_DECODE_H
+#define FATTN_CPU_DECODE_H
+
+#include "row.h"
+
+enum {
+    DECODE_KEYS = 16,      /* per block: measured faster than 32, 64 and 128, as memory never waits long for a request */
+    DECODE_CHUNK = 512,    /* keys per unit */
+    DECODE_TILE = 4,       /* rows at a time */
+    DECODE_RISE = 30,      /* in log2 units, how far scores may rise above a row's reference before it moves */
+    DECODE_ROWS = 8,       /* rows per unit */
+    DECODE_ROWS_MOST = 64, /* rows per key/value head that are not refused: sums take room for each chunk */
+    DECODE_ROWS_WORTH = 8, /* rows up to which it is faster than tiles: measured with 8, 16 and 32 rows, seq_k 8192, dim 128 */
+    DECODE_ROWS_WORTH_COPIED = 32,
+    DECODE_SHARE = TILE_ROWS * TILE_VECS >= 24 ? 4 : 2, /* keys that may share a load of the queries */
+    LINE = FATTN_ALIGNMENT,                             /* bytes of a cache line */
+    DECODE_VECS = TILE_ROWS * TILE_VECS >= 24 ? 4 : 2   /* of O per row that registers hold for DECODE_TILE rows */
+};
+
+_Static_assert(DECODE_KEYS % DECODE_SHARE == 0, "a block is whole shares");
+_Static_assert(DECODE_KEYS % LANES == 0 && DECODE_CHUNK % DECODE_KEYS == 0, "blocks are whole vectors, chunks whole blocks");
+
+/* What holds for the whole call. */
+typedef struct decode {
+    const fattn_problem *problem;
+    const fattn_launch *at;
+    adjustment adjust;
+    int64_t dim, dim_v;  /* padded to LANES */
+    int64_t chunks;      /* of the longest sequence */
+    int64_t *first_unit; /* [batch + 1] */
+    int64_t *first_row;  /* [batch + 1]: rows of all heads before each sequence */
+    real *ref, *l;       /* [rows][chunks] */
+    real *sum;           /* [rows][chunks][dim_v] */
+    unsigned char *scratch;
+    size_t scratch_size; /* per lane */
+} decode;
+
+/* One unit: rows of one list against one chunk. */
+typedef struct decode_unit {
+    const decode *call;
+    fattn_sequence seq;
+    int64_t head_kv;
+    int64_t rows;
+    place lane[DECODE_ROWS];
+    fattn_interval keep[DECODE_ROWS];
+    real *q, *o;                                 /* [DECODE_ROWS][dim], [DECODE_ROWS][dim_v] */
+    real *p;                                     /* [DECODE_ROWS][DECODE_KEYS]: scores, then probabilities */
+    real *part;                                  /* [DECODE_TILE][DECODE_KEYS][LANES]: partial sums of dot products */
+    real *k_copy, *v_copy;                       /* [DECODE_KEYS][dim, dim_v] of rows that are not whole vectors */
+    real *k_factor, *v_factor;                   /* [DECODE_KEYS] of bytes */
+    real *bias;                                  /* [DECODE_KEYS] */
+    real *l;                                     /* [DECODE_ROWS][LANES]: sums of probabilities */
+    real ref[DECODE_ROWS];                       /* what they refer to; the lowest number: no score above -inf yet */
+    const void *k[DECODE_KEYS], *v[DECODE_KEYS]; /* rows of the block at hand */
+    const void *next[DECODE_KEYS];               /* keys of the next block, to be fetched */
+    int64_t v_block;                             /* bytes from a value to that of the next block; 0 if paged */
+} decode_unit;
+
+/* Asks for the `bytes` at row, into the first-level cache, or the second. */
+INLINE void fetch(const void *row, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += LINE)
+        __builtin_prefetch((const char *)row + i);
+}
+
+INLINE void fetch_later(const void *row, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += LINE)
+        __builtin_prefetch((const char *)row + i, 0, 2);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- scores */
+
+/* Partial sums of the products of `rows` queries with `share` keys from key j on. */
+INLINE void score_keys(const int rows, const int share, const int32_t dtype, const decode_unit *u, int64_t first, int64_t j)
+{
+    const int64_t dim = u->call->dim;
+    const real *q = u->q + first * dim;
+    vec acc[DECODE_TILE * DECODE_SHARE];
+    UNROLL
+    for (int i = 0; i < rows * share; i++)
+        acc[i] = v_set1(0);
+    for (int64_t d = 0; d < dim; d += LANES) {
+        vec k[DECODE_SHARE];
+        UNROLL
+        for (int i = 0; i < share; i++)
+            k[i] = load_numbers(dtype, u->k[j + i], d);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const vec x = v_load(q + r * dim + d);
+            UNROLL
+            for (int i = 0; i < share; i++)
+                acc[r * share + i] = v_fma(x, k[i], acc[r * share + i]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < rows * share; i++)
+        v_store(u->part + (i / share * DECODE_KEYS + j + i % share) * LANES, acc[i]);
+}
+
+/* Products of rows first .. first + rows - 1 with the n keys of the block, into u->p; n rounded up to whole vectors. */
+INLINE void score_rows(const int rows, const int32_t dtype, const decode_unit *u, int64_t first, int64_t n, int64_t bytes)
+{
+    const int share = dtype == REAL_DTYPE ? 2 : DECODE_SHARE; /* wide rows need their requests spread out more */
+    for (int64_t j = 0; j < round_to(n, max64(LANES, DECODE_SHARE)); j += share) {
+        for (int64_t i = j; i < j + share; i++) {
+            fetch(u->v[i], first == 0 ? bytes : 0);
+            fetch_later((const char *)u->v[i] + u->v_block, first == 0 ? bytes : 0);
+        }
+        score_keys(rows, share, dtype, u, first, j);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int64_t j = 0; j < n; j += LANES) {
+            vec block[LANES], sum[4];
+            UNROLL
+            for (int l = 0; l < LANES; l++)
+                block[l] = v_load(u->part + (r * DECODE_KEYS + j + l) * LANES);
+            v_transpose(block);
+            UNROLL
+            for (int l = 0; l < 4; l++)
+                sum[l] = l < LANES ? block[l % LANES] : v_set1(0);
+            UNROLL
+            for (int l = 4; l < LANES; l++)
+                sum[l % 4] = v_add(sum[l % 4], block[l]);
+            v_store(u->p + (first + r) * DECODE_KEYS + j, v_add(v_add(sum[0], sum[2]), v_add(sum[1], sum[3])));
+        }
+}
+
+/* Calls `call` with the compile-time constant ROWS, the least of 1, 2 and DECODE_TILE that is at least `rows`. */
+#define WITH_ROWS(rows, call)                                                                                                  \
+    do {                                                                                                                       \
+        if ((rows) == 1) {                                                                                                     \
+            enum { ROWS = 1 };                                                                                                 \
+            call;                                                                                                              \
+        } else if ((rows) == 2) {                                                                                              \
+            enum { ROWS = 2 };                                                                                                 \
+            call;                                                                                                              \
+        } else {                                                                                                               \
+            enum { ROWS = DECODE_TILE };                                                                                       \
+            call;                                                                                                              \
+        }                                                                                                                      \
+    } while (0)
+
+static void score_tile(const decode_unit *u, int32_t dtype, int64_t first, int64_t n, int64_t bytes)
+{
+    WITH_DTYPE(dtype, WITH_ROWS(u->rows - first, score_rows(ROWS, DTYPE, u, first, n, bytes)));
+}
+
+/* ------------------------------------------------------------------------------------------------------------- softmax */
+
+/* What a row's products become before the mask: in log2 units. */
+static void adjust_row(const decode_unit *u, int64_t r, int64_t key, int64_t n)
+{
+    const decode *c = u->call;
+    const fattn_desc *desc = &c->problem->desc;
+    const place *lane = &u->lane[r];
+    real *s = u->p + r * DECODE_KEYS;
+    for (int64_t j = 0; j < n && desc->kv_dtype == FATTN_I8; j += LANES)
+        v_store(s + j, v_mul(v_load(s + j), v_load(u->k_factor + j)));
+    for (int64_t j = 0; j < n && c->adjust.cap; j += LANES)
+        v_store(s + j, v_mul(v_tanh(v_load(s + j)), v_set1(c->adjust.cap_log2)));
+    if (desc->flags & FATTN_WITH_BIAS) {
+        const size_t size = fattn_dtype_size(desc->dtype);
+        widen(u->bias, lane->bias + key * (int64_t)size, desc->dtype, n, 1);
+        for (int64_t j = 0; j < n; j++)
+            s[j] += u->bias[j] * (real)LOG2E;
+    }
+    if (desc->flags & FATTN_WITH_SLOPES) {
+        const real slope = (real)((double)c->at->slopes[lane->h] * LOG2E);
+        for (int64_t j = 0; j < n; j++)
+            s[j] -= slope * (real)(lane->i + u->seq.mask.offset > key + j ? lane->i + u->seq.mask.offset - key - j
+                                                                          : key + j - lane->i - u->seq.mask.offset);
+    }
+}
+
+static real across_max(const real *s, int64_t n)
+{
+    vec m = v_load(s);
+    for (int64_t j = LANES; j < n; j += LANES)
+        m = v_max(v_load(s + j), m);
+    real part[LANES] __attribute__((aligned(FATTN_ALIGNMENT))), most = REAL_LOWEST;
+    v_store(part, m);
+    for (int l = 0; l < LANES; l++)
+        most = part[l] > most ? part[l] : most;
+    return most;
+}
+
+static real across_sum(const real *x)
+{
+    real sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += x[l];
+    return sum;
+}
+
+/* Drops the keys that row r does not keep; n becomes whole vectors. */
+static void mask_row(const decode_unit *u, int64_t r, int64_t key, int64_t n)
+{
+    real *s = u->p + r * DECODE_KEYS;
+    const real lo = (real)clamp64(u->keep[r].lo - key, 0, n), hi = (real)clamp64(u->keep[r].hi - key, 0, n);
+    real index[LANES] __attribute__((aligned(FATTN_ALIGNMENT)));
+    if (lo == 0 && hi == (real)DECODE_KEYS)
+        return;
+    for (int l = 0; l < LANES; l++)
+        index[l] = (real)l;
+    for (int64_t j = 0; j < n; j += LANES)
+        v_store(s + j, v_keep(v_load(s + j), v_add(v_load(index), v_set1((real)j)), v_set1(lo), v_set1(hi), -INFINITY));
+}
+
+/* What dropout and the factors of bytes make of a row's probabilities, once they are summed. */
+static void weigh_row(const decode_unit *u, int64_t r, int64_t key, int64_t n)
+{
+    const decode *c = u->call;
+    const int64_t list = u->seq.b * c->problem->desc.heads_q + u->lane[r].h;
+    real *p = u->p + r * DECODE_KEYS;
+    for (int64_t j = 0; j < n && c->problem->desc.kv_dtype == FATTN_I8; j++)
+        p[j] *= u->v_factor[j];
+    for (int64_t quad = key / KEY_QUAD; quad * KEY_QUAD < key + n && c->adjust.drop; quad++) {
+        uint32_t word[FATTN_PHILOX_WORDS];
+        fattn_philox(&c->adjust.dropout, (uint32_t)quad, (uint32_t)u->lane[r].i, (uint32_t)list, word);
+        for (int64_t j = max64(quad * KEY_QUAD, key); j < min64((quad + 1) * KEY_QUAD, key + n); j++)
+            p[j - key] *= word[j - quad * KEY_QUAD] >= c->adjust.dropout.threshold ? c->adjust.keep : 0;
+    }
+}
+
+/* Moves the reference of row r to the largest score so far. */
+static void move_reference(decode_unit *u, int64_t r, int64_t n)
+{
+    const decode *c = u->call;
+    real *o = u->o + r * c->dim_v, *l = u->l + r * LANES;
+    const real most = across_max(u->p + r * DECODE_KEYS, n), before = u->ref[r];
+    if (!(most > before))
+        return;
+    const vec alpha = v_set1((real)exp2((double)before - (double)most)); /* 0 for a row that has nothing yet */
+    u->ref[r] = most;
+    v_store(l, v_mul(v_load(l), alpha));
+    for (int64_t d = 0; d < c->dim_v; d += LANES)
+        v_store(o + d, v_mul(v_load(o + d), alpha));
+}
+
+/* Scores of row r with n keys from `key` on become probabilities. */
+static void softmax_row(decode_unit *u, int64_t r, int64_t key, int64_t n)
+{
+    real *p = u->p + r * DECODE_KEYS, *l = u->l + r * LANES;
+    vec sum = v_set1(0);
+    bool move = u->ref[r] == REAL_LOWEST;
+    adjust_row(u, r, key, n);
+    mask_row(u, r, key, n);
+    for (int64_t j = 0; j < n && !move; j += LANES)
+        move = v_any_above(v_sub(v_load(p + j), v_set1(u->ref[r])), v_set1(DECODE_RISE));
+    if (move)
+        move_reference(u, r, n);
+    for (int64_t j = 0; j < n; j += LANES) {
+        const vec e = v_exp2(v_sub(v_load(p + j), v_set1(u->ref[r])));
+        v_store(p + j, e);
+        sum = v_add(sum, e);
+    }
+    v_store(l, v_add(v_load(l), sum));
+    if (u->call->adjust.drop || u->call->problem->desc.kv_dtype == FATTN_I8)
+        weigh_row(u, r, key, n);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- values */
+
+/* O of `rows` rows, `vecs` vectors from number d on, += P V over n keys. */
+INLINE void value_columns(const int rows, const int vecs, const int32_t dtype, const decode_unit *u, int64_t first, int64_t d,
+                          int64_t n, int64_t ahead)
+{
+    const int64_t dim_v = u->call->dim_v;
+    const real *p = u->p + first * DECODE_KEYS;
+    real *o = u->o + first * dim_v + d;
+    vec acc[DECODE_TILE * DECODE_VECS];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int i = 0; i < vecs; i++)
+            acc[r * vecs + i] = v_load(o + r * dim_v + i * LANES);
+    }
+    for (int64_t j = 0; j < n; j++) {
+        vec v[DECODE_VECS];
+        fetch(u->next[j], ahead);
+        UNROLL
+        for (int i = 0; i < vecs; i++)
+            v[i] = load_numbers(dtype, u->v[j], d + i * LANES);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const vec weight = v_set1(p[r * DECODE_KEYS + j]);
+            UNROLL
+            for (int i = 0; i < vecs; i++)
+                acc[r * vecs + i] = v_fma(weight, v[i], acc[r * vecs + i]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int i = 0; i < vecs; i++)
+            v_store(o + r * dim_v + i * LANES, acc[r * vecs + i]);
+    }
+}
+
+INLINE void value_rows(const int rows, const int32_t dtype, const decode_unit *u, int64_t first, int64_t n, int64_t bytes)
+{
+    const int64_t dim_v = u->call->dim_v;
+    int64_t d = 0;
+    for (; d + DECODE_VECS * LANES <= dim_v; d += DECODE_VECS * LANES)
+        value_columns(rows, DECODE_VECS, dtype, u, first, d, n, d == 0 && first == 0 ? bytes : 0);
+    for (; d < dim_v; d += LANES)
+        value_columns(rows, 1, dtype, u, first, d, n, d == 0 && first == 0 ? bytes : 0);
+}
+
+static void value_tile(const decode_unit *u, int32_t dtype, int64_t first, int64_t n, int64_t bytes)
+{
+    WITH_DTYPE(dtype, WITH_ROWS(u->rows - first, value_rows(ROWS, DTYPE, u, first, n, bytes)));
+}
+
+/* --------------------------------------------------------------------------------------------------------------- units */
+
+/* Row pointers of n keys from `key` on; what is missing to a whole block repeats the last. */
+static void point_rows(const decode_unit *u, const fattn_view *view, const void **rows, int64_t key, int64_t n)
+{
+    const decode *c = u->call;
+    const fattn_desc *desc = &c->problem->desc;
+    const size_t size = fattn_dtype_size(desc->kv_dtype);
+    const char *row = fattn_key_row(c->problem, c->at, view, size, &u->seq, u->head_kv, key);
+    const int64_t step = view->stride_row * (int64_t)size;
+    if (desc->page_size == 0) {
+        for (int64_t j = 0; j < DECODE_KEYS; j++)
+            rows[j] = row + min64(j, n - 1) * step;
+        return;
+    }
+    int64_t left = desc->page_size - key % desc->page_size; /* rows of this page */
+    for (int64_t j = 0; j < DECODE_KEYS; j++) {
+        rows[j] = row;
+        if (j >= n - 1)
+            continue;
+        row += step;
+        if (--left == 0) {
+            row = fattn_key_row(c->problem, c->at, view, size, &u->seq, u->head_kv, key + j + 1);
+            left = desc->page_size;
+        }
+    }
+}
+
+/* Copies that end in zeros, of rows that are not whole vectors. */
+static void copy_rows(const decode_unit *u, const void **rows, real *copy, int64_t dim, int64_t padded_dim)
+{
+    for (int64_t j = 0; j < DECODE_KEYS; j++) {
+        real *to = copy + j * padded_dim;
+        widen(to, rows[j], u->call->problem->desc.kv_dtype, dim, 1);
+        memset(to + dim, 0, (size_t)(padded_dim - dim) * sizeof(real));
+        rows[j] = to;
+    }
+}
+
+/* Points at a block, and returns the type of its rows in `k_dtype` and `v_dtype`. */
+static void block_point(decode_unit *u, int64_t key, int64_t n, int64_t end, int32_t *k_dtype, int32_t *v_dtype)
+{
+    const decode *c = u->call;
+    const fattn_desc *desc = &c->problem->desc;
+    point_rows(u, &c->at->k, u->k, key, n);
+    point_rows(u, &c->at->v, u->v, key, n);
+    u->v_block = desc->page_size > 0 ? 0 : DECODE_KEYS * c->at->v.stride_row * (int64_t)fattn_dtype_size(desc->kv_dtype);
+    const int64_t after = min64(key + DECODE_KEYS, end - 1); /* the last key again where there is no next block */
+    point_rows(u, &c->at->k, u->next, after, end - after);
+    *k_dtype = *v_dtype = desc->kv_dtype;
+    if (desc->dim != c->dim) {
+        copy_rows(u, u->k, u->k_copy, desc->dim, c->dim);
+        *k_dtype = REAL_DTYPE;
+    }
+    if (desc->dim_v != c->dim_v) {
+        copy_rows(u, u->v, u->v_copy, desc->dim_v, c->dim_v);
+        *v_dtype = REAL_DTYPE;
+    }
+    for (int64_t j = 0; j < DECODE_KEYS && desc->kv_dtype == FATTN_I8; j++) {
+        const int64_t at = fattn_scale_index(c->problem, c->at, &u->seq, u->head_kv, key + min64(j, n - 1));
+        u->k_factor[j] = (real)c->at->k_scales[at];
+        u->v_factor[j] = (real)c->at->v_scales[at];
+    }
+}
+
+/* All rows against keys [key, key + n), a block of a chunk that ends at `end`. */
+static void decode_step(decode_unit *u, int64_t key, int64_t n, int64_t end)
+{
+    const decode *c = u->call;
+    const int64_t size = (int64_t)fattn_dtype_size(c->problem->desc.kv_dtype);
+    int32_t k_dtype, v_dtype;
+    block_point(u, key, n, end, &k_dtype, &v_dtype);
+    for (int64_t first = 0; first < u->rows; first += DECODE_TILE)
+        score_tile(u, k_dtype, first, n, v_dtype == c->problem->desc.kv_dtype ? c->dim_v * size : 0);
+    for (int64_t r = 0; r < u->rows; r++)
+        softmax_row(u, r, key, n);
+    for (int64_t first = 0; first < u->rows; first += DECODE_TILE)
+        value_tile(u, v_dtype, first, n, k_dtype == c->problem->desc.kv_dtype ? c->dim * size : 0);
+}
+
+static void decode_carve(decode_unit *u, const decode *c, carver *to)
+{
+    const fattn_desc *desc = &c->problem->desc;
+    u->q = carve(to, DECODE_ROWS * c->dim);
+    u->o = carve(to, DECODE_ROWS * c->dim_v);
+    u->p = carve(to, DECODE_ROWS * DECODE_KEYS);
+    u->part = carve(to, DECODE_TILE * DECODE_KEYS * LANES);
+    u->k_copy = carve(to, desc->dim != c->dim ? DECODE_KEYS * c->dim : 0);
+    u->v_copy = carve(to, desc->dim_v != c->dim_v ? DECODE_KEYS * c->dim_v : 0);
+    u->k_factor = carve(to, DECODE_KEYS);
+    u->v_factor = carve(to, DECODE_KEYS);
+    u->bias = carve(to, DECODE_KEYS);
+    u->l = carve(to, DECODE_ROWS * LANES);
+}
+
+/* Rows first .. of a list of the sequence: where they stand, what they keep, q in log2 units, and empty sums. */
+static void decode_load(decode_unit *u, int64_t first)
+{
+    const decode *c = u->call;
+    const fattn_desc *desc = &c->problem->desc;
+    const int64_t group = c->problem->group;
+    u->rows = min64(DECODE_ROWS, group * u->seq.seq_q - first);
+    memset(u->q, 0, (size_t)(DECODE_ROWS * c->dim) * sizeof(real));
+    memset(u->o, 0, (size_t)(DECODE_ROWS * c->dim_v) * sizeof(real));
+    memset(u->l, 0, DECODE_ROWS * LANES * sizeof(real));
+    memset(u->p, 0, (size_t)(DECODE_ROWS * DECODE_KEYS) * sizeof(real));
+    for (int64_t r = 0; r < u->rows; r++) {
+        const int64_t row = first + r;
+        real *q = u->q + r * c->dim;
+        u->lane[r] = place_of(c->problem, c->at, &u->seq, u->head_kv * group + row / u->seq.seq_q, row % u->seq.seq_q);
+        u->keep[r] = fattn_mask_row(&u->seq.mask, u->lane[r].i);
+        widen(q, fattn_query_row(&c->at->q, fattn_dtype_size(desc->dtype), &u->seq, u->lane[r].h, u->lane[r].i), desc->dtype,
+              desc->dim, 1);
+        for (int64_t d = 0; d < desc->dim; d++)
+            q[d] *= c->adjust.q_factor;
+        u->ref[r] = REAL_LOWEST;
+    }
+}
+
+/* Index of a row in lists of rows, all heads of one sequence together. */
+static int64_t row_index(const decode *c, const fattn_sequence *s, const place *lane)
+{
+    return c->first_row[s->b] + lane->h * s->seq_q + lane->i;
+}
+
+static void decode_unit_run(void *arg, int32_t lane, int64_t unit)
+{
+    const decode *c = arg;
+    const int64_t b = sequence_of_unit(c->first_unit, c->problem->desc.batch, unit), within = unit - c->first_unit[b];
+    decode_unit u = {.call = c, .seq = fattn_sequence_of(c->problem, c->at, b)};
+    carver to = {c->scratch + (size_t)lane * c->scratch_size, 0};
+    decode_carve(&u, c, &to);
+    const int64_t chunks = ceil_div(u.seq.seq_k, DECODE_CHUNK), lists = ceil_div(c->problem->group * u.seq.seq_q, DECODE_ROWS);
+    const int64_t chunk = within % chunks;
+    u.head_kv = within / chunks / lists;
+    decode_load(&u, within / chunks % lists * DECODE_ROWS);
+
+    span keys = no_rows;
+    for (int64_t r = 0; r < u.rows; r++)
+        span_add(&keys, u.keep[r]);
+    const int64_t start = chunk * DECODE_CHUNK, end = min64(start + DECODE_CHUNK, keys.hi);
+    for (int64_t key = start; key < end; key += DECODE_KEYS) {
+        const int64_t from = max64(key, keys.lo), n = min64(key + DECODE_KEYS, end) - from;
+        if (n > 0)
+            decode_step(&u, from, n, end);
+    }
+    for (int64_t r = 0; r < u.rows; r++) {
+        const int64_t at = row_index(c, &u.seq, &u.lane[r]) * c->chunks + chunk;
+        c->ref[at] = u.ref[r];
+        c->l[at] = across_sum(u.l + r * LANES);
+        memcpy(c->sum + at * c->dim_v, u.o + r * c->dim_v, (size_t)c->dim_v * sizeof(real));
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- join */
+
+/* sum = the chunks of a row, in order, and returns l; all refer to *ref. */
+static real join_chunks(const decode *c, int64_t row, int64_t chunks, real *sum, real *ref)
+{
+    const real *m = c->ref + row * c->chunks, *l = c->l + row * c->chunks, *o = c->sum + row * c->chunks * c->dim_v;
+    real total = 0;
+    *ref = REAL_LOWEST;
+    for (int64_t i = 0; i < chunks; i++)
+        *ref = m[i] > *ref ? m[i] : *ref;
+    memset(sum, 0, (size_t)c->dim_v * sizeof(real));
+    for (int64_t i = 0; i < chunks; i++, o += c->dim_v) {
+        if (l[i] == 0) /* nothing, or nothing but scores of -inf: whatever the sum holds */
+            continue;
+        const real weight = (real)exp2((double)m[i] - (double)*ref);
+        total += weight * l[i];
+        for (int64_t d = 0; d < c->dim_v; d += LANES)
+            v_store(sum + d, v_fma(v_set1(weight), v_load(o + d), v_load(sum + d)));
+    }
+    return total;
+}
+
+static void join_run(void *arg, int32_t lane, int64_t unit)
+{
+    (void)lane;
+    const decode *c = arg;
+    const fattn_desc *desc = &c->problem->desc;
+    const int64_t b = sequence_of_unit(c->first_row, desc->batch, unit);
+    const fattn_sequence s = fattn_sequence_of(c->problem, c->at, b);
+    const place at = {.h = (unit - c->first_row[b]) / s.seq_q, .i = (unit - c->first_row[b]) % s.seq_q};
+    real sum[FATTN_DIM_MOST + LANES] __attribute__((aligned(FATTN_ALIGNMENT))), ref;
+    const real l = join_chunks(c, unit, ceil_div(s.seq_k, DECODE_CHUNK), sum, &ref);
+    const row_end end = end_row(c->problem, c->at, at.h, (double)l, (double)ref);
+    for (int64_t d = 0; d < desc->dim_v; d++)
+        sum[d] = l == 0 ? 0 : sum[d] * (real)end.factor;
+    if (l * 0 == 0 && !all_finite(sum, desc->dim_v))
+        row_alone(c->problem, c->at, &s, &at, (double)ref, sum);
+    narrow(fattn_query_row(&c->at->out, fattn_dtype_size(desc->out_dtype), &s, at.h, at.i), desc->out_dtype, sum, desc->dim_v);
+    if (c->at->lse)
+        ((real *)c->at->lse)[s.lse_first + at.h * s.lse_head + at.i] = (real)end.lse;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- call */
+
+static const char *decode_refuse(const fattn_problem *problem)
+{
+    return problem->group * problem->desc.seq_q > DECODE_ROWS_MOST ? "takes at most 64 query rows for each key/value head"
+                                                                   : NULL;
+}
+
+/* Where K and V must be copied before tiles can read them, tiles take longer to be worth it. */
+static const char *decode_unworthy(const fattn_problem *problem)
+{
+    const bool copy = problem->desc.kv_dtype != REAL_DTYPE || problem->desc.page_size > 0;
+    return problem->group * problem->desc.seq_q > (copy ? DECODE_ROWS_WORTH_COPIED : DECODE_ROWS_WORTH)
+               ? "is for few query rows for each key/value head; more are faster in tiles"
+               : NULL;
+}
+
+static size_t decode_plan(decode *c, const fattn_problem *problem, unsigned char *workspace)
+{
+    const fattn_desc *desc = &problem->desc;
+    *c = (decode){.problem = problem, .adjust = adjustment_of(desc)};
+    c->dim = round_to(desc->dim, LANES);
+    c->dim_v = round_to(desc->dim_v, LANES);
+    c->chunks = ceil_div(desc->seq_k, DECODE_CHUNK);
+    const int64_t sums = fattn_rows_q(desc) * desc->heads_q * c->chunks;
+    carver to = {workspace, 0};
+    c->first_unit = carve_bytes(&to, (size_t)(desc->batch + 1) * sizeof(int64_t));
+    c->first_row = carve_bytes(&to, (size_t)(desc->batch + 1) * sizeof(int64_t));
+    c->ref = carve(&to, sums);
+    c->l = carve(&to, sums);
+    c->sum = carve(&to, sums * c->dim_v);
+    carver lane = {NULL, 0};
+    decode_unit u;
+    decode_carve(&u, c, &lane);
+    c->scratch_size = lane.used;
+    c->scratch = carve_bytes(&to, lane.used * (size_t)problem->lanes);
+    return to.used;
+}
+
+static size_t decode_workspace(const fattn_problem *problem)
+{
+    decode c;
+    return problem->desc.batch == 0 || problem->desc.seq_q == 0 ? 0 : decode_plan(&c, problem, NULL);
+}
+
+static void decode_run(const fattn_problem *problem, const fattn_launch *at)
+{
+    const fattn_desc *desc = &problem->desc;
+    decode c;
+    if (desc->batch == 0 || desc->seq_q == 0)
+        return;
+    decode_plan(&c, problem, at->workspace);
+    c.at = at;
+    c.first_unit[0] = c.first_row[0] = 0;
+    for (int64_t b = 0; b < desc->batch; b++) {
+        const fattn_sequence s = fattn_sequence_of(problem, at, b);
+        const int64_t lists = ceil_div(problem->group * s.seq_q, DECODE_ROWS);
+        c.first_unit[b + 1] = c.first_unit[b] + desc->heads_kv * lists * ceil_div(s.seq_k, DECODE_CHUNK);
+        c.first_row[b + 1] = c.first_row[b] + desc->heads_q * s.seq_q;
+    }
+    fattn_run_units(at->context, problem->lanes, c.first_unit[desc->batch], decode_unit_run, &c);
+    fattn_run_units(at->context, problem->lanes, c.first_row[desc->batch], join_run, &c);
+}
+
+#endif
