@@ -2,18 +2,21 @@
  * The composed path: attention as a framework computes it from a matrix product, a softmax and another matrix product. It is
  * here to be compared with, and runs only if forced.
  *
- *     forward     S = scale Q K^T             P = softmax(S), in place          out = P V
- *     backward    P = exp(scale Q K^T - lse)  dS = P (dout V^T - D) scale       dQ = dS K   dK = dS^T Q   dV = P^T dout
+ *     forward     S = score(scale Q K^T)         P = m softmax(S), in place          out = P V
+ *     backward    P = exp(score(scale Q K^T) - lse)        dS = P (m dout V^T - D)   dX = dS scale dscore
+ *                 dQ = dX K          dK = dX^T Q           dV = (m P)^T dout         dbias = dS
  *
- * P, and in backward dS, are [batch, heads_q, seq_q, seq_k] in the workspace: all of them are written to memory and read
- * again, that is the point. A row without keys is known by its lse, so forward has room for one behind P. The products are
- * oneDNN's sgemm over all keys; the softmax looks only at kept keys. A unit is a block of rows of one head, with sgemm on one
- * thread: the threads of the context take units, which is better than sgemm's own threads, as nothing waits between product and
- * softmax. Blocks depend on the problem's shape alone, and so do results. oneDNN allocates its packing buffers itself, so this
- * kernel, unlike others, takes memory during a call.
+ * score() being softcap, bias and ALiBi, dscore the derivative of the softcap, m dropout's factors, each where asked for. P,
+ * in backward dS, and with a softcap dX, are [batch, heads_q, seq_q, seq_k] in the workspace: all of them are written to memory
+ * and read again, that is the point. A row without keys is known by its lse, so forward has room for one behind P; with sinks,
+ * which hide it, backward too, and for D. The products are oneDNN's sgemm over all keys of a sequence; what lies between them
+ * looks only at kept keys. A unit is a block of rows of one head, with sgemm on one thread: the threads of the context take
+ * units, which is better than sgemm's own threads, as nothing waits between product and softmax. sgemm adds in another order
+ * when its matrix has more rows, so blocks depend on the heads and on their own sequence's length alone, and so do results.
+ * oneDNN allocates its packing buffers itself, so this kernel, unlike others, takes memory during a call.
  *
- * Files: products.c (sgemm, and what happens with odd strides and NaN), softmax.h and its three instruction sets, forward.c,
- * backward.c, and here the sizes and the table.
+ * Files: products.c (sgemm, and what happens with odd strides and NaN), softmax.h and its three instruction sets, scores.c
+ * (what lies between the products), forward.c, backward.c, sums.c (dbias and dsinks), and here the sizes and the table.
  */
 #include "composed/composed.h"
 
@@ -31,7 +34,7 @@ static int64_t blocks_for(int64_t heads, int64_t rows)
 /* Query rows of all heads. */
 static int64_t rows_of(const fattn_desc *d)
 {
-    return d->batch * d->heads_q * d->seq_q;
+    return fattn_rows_q(d) * d->heads_q;
 }
 
 /* Bytes of one [batch, heads_q, seq_q, seq_k] matrix, or 0 if `count` of them would not fit in 2^62 bytes. */
@@ -44,12 +47,21 @@ static uint64_t matrix_bytes(const fattn_desc *d, int64_t count)
     return (uint64_t)(bytes / count);
 }
 
+static int64_t matrices(const fattn_desc *d, fattn_op op)
+{
+    return op == FATTN_OP_FORWARD ? 1 : d->softcap != 0 ? 3 : 2;
+}
+
 static const char *refuse(const fattn_problem *p)
 {
-    if (p->desc.dtype != FATTN_F32)
+    const fattn_desc *d = &p->desc;
+    if (d->dtype != FATTN_F32 || d->out_dtype != FATTN_F32 || d->grad_dtype != FATTN_F32)
         return "takes f32 only";
-    const bool empty = p->desc.batch == 0 || p->desc.seq_q == 0 || p->desc.seq_k == 0;
-    if (!empty && matrix_bytes(&p->desc, 2) == 0)
+    if (d->kv_dtype != FATTN_F32)
+        return "reads no keys of 8 bits";
+    if (d->page_size > 0)
+        return "reads no paged keys";
+    if (rows_of(d) > 0 && d->seq_k > 0 && matrix_bytes(d, matrices(d, FATTN_OP_BACKWARD)) == 0)
         return "its seq_q x seq_k matrices exceed the address space";
     return NULL;
 }
@@ -67,7 +79,8 @@ static size_t forward_workspace(const fattn_problem *p)
 
 static size_t backward_workspace(const fattn_problem *p)
 {
-    return (size_t)matrix_bytes(&p->desc, 2) * 2;
+    const int64_t count = matrices(&p->desc, FATTN_OP_BACKWARD), lists = p->desc.flags & FATTN_WITH_SINKS ? 2 : 0;
+    return (size_t)matrix_bytes(&p->desc, count) * (size_t)count + (size_t)(rows_of(&p->desc) * lists) * sizeof(float);
 }
 
 static const softmax_words *choose_words(const fattn_context *context)
@@ -83,29 +96,64 @@ static const softmax_words *choose_words(const fattn_context *context)
     return &composed_softmax_generic;
 }
 
-static work plan(const fattn_problem *p, const fattn_launch *launch)
+/* ---------------------------------------------------------------------------------------------------------------- units */
+
+/* Unit `number` of a pass over `heads` heads of every sequence, of which the longest has `blocks` blocks. */
+static bool find_part(const work *w, int64_t heads, int64_t blocks, bool keys, int64_t number, part *own)
+{
+    const int64_t place = number % blocks, list = number / blocks;
+    own->s = fattn_sequence_of(w->problem, w->launch, list / heads);
+    own->h = list % heads;
+    const int64_t all = keys ? own->s.seq_k : own->s.seq_q, parts = blocks_for(heads, all);
+    if (parts == 0)
+        return false;
+    const int64_t size = (all + parts - 1) / parts;
+    own->first = place * size;
+    own->count = all - own->first < size ? all - own->first : size;
+    return own->count > 0;
+}
+
+bool composed_part_rows(const work *w, int64_t number, part *own)
+{
+    return find_part(w, w->problem->desc.heads_q, w->blocks, false, number, own);
+}
+
+bool composed_part_keys(const work *w, int64_t number, part *own)
+{
+    return find_part(w, w->problem->desc.heads_kv, w->key_blocks, true, number, own);
+}
+
+matrix composed_part_of(const work *w, int which, const fattn_sequence *s, int64_t h, int64_t row, int64_t rows, int64_t key,
+                        int64_t keys)
+{
+    float *head = w->matrix[which] + composed_row_index(s, h, 0) * w->problem->desc.seq_k;
+    return (matrix){head + row * s->seq_k + key, rows, keys, s->seq_k};
+}
+
+static work plan(const fattn_problem *p, const fattn_launch *launch, fattn_op op)
 {
     const fattn_desc *d = &p->desc;
-    work w = {.problem = p, .launch = launch, .words = choose_words(launch->context)};
-    const int64_t blocks = blocks_for(d->batch * d->heads_q, d->seq_q);
-    const int64_t key_blocks = blocks_for(d->batch * d->heads_kv, d->seq_k);
-    w.rows = (d->seq_q + blocks - 1) / blocks;
-    w.blocks = (d->seq_q + w.rows - 1) / w.rows;
-    w.keys = (d->seq_k + key_blocks - 1) / key_blocks;
-    w.key_blocks = (d->seq_k + w.keys - 1) / w.keys;
+    const int64_t rows = rows_of(d);
+    float *room = (float *)(void *)launch->workspace;
+    work w = {.problem = p, .launch = launch, .words = choose_words(launch->context), .dropout = fattn_dropout_of(d)};
+    for (int64_t i = 0; i < matrices(d, op); i++, room += rows * d->seq_k)
+        w.matrix[i] = room;
+    w.row_lse = room;
+    w.delta = room + rows;
+    w.blocks = blocks_for(d->heads_q, d->seq_q);
+    w.key_blocks = blocks_for(d->heads_kv, d->seq_k);
     return w;
 }
 
 static void forward(const fattn_problem *problem, const fattn_launch *launch)
 {
-    work w = plan(problem, launch);
-    w.own_lse = (float *)(void *)launch->workspace + rows_of(&problem->desc) * problem->desc.seq_k;
+    const work w = plan(problem, launch, FATTN_OP_FORWARD);
     composed_forward(&w);
 }
 
 static void backward(const fattn_problem *problem, const fattn_launch *launch)
 {
-    const work w = plan(problem, launch);
+    const work w = plan(problem, launch, FATTN_OP_BACKWARD);
     composed_backward(&w);
 }
 

@@ -3,7 +3,8 @@
  *
  * sgemm multiplies everything, also the zeros outside what is kept, and takes only rows that lie one after the other. Where
  * that is not what attention means (a NaN or infinity in an operand, which 0 would not silence) or not possible (strides less
- * than a row), the same product is a plain loop over what is kept. Also if sgemm finds no memory for its packing.
+ * than a row), the same product is a plain loop over what is kept. Also if sgemm finds no memory for its packing, and where a
+ * sum has no terms.
  */
 #include <math.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -29,12 +30,13 @@ void composed_threads_restore(int before)
 
 matrix composed_matrix(const fattn_view *view, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t columns)
 {
-    return (matrix){fattn_row(view, sizeof(float), b, h, first), rows, columns, view->stride_row};
+    float *data = rows > 0 ? fattn_row(view, sizeof(float), b, h, first) : NULL; /* without elements there may be no tensor */
+    return (matrix){data, rows, columns, view->stride_row};
 }
 
 fattn_interval composed_kept(const block *at, int64_t i, int64_t columns)
 {
-    fattn_interval kept = fattn_mask_row(at->desc, at->row + i);
+    fattn_interval kept = fattn_mask_row(&at->sequence->mask, at->row + i);
     if (at->lse && at->lse[i] == -(float)INFINITY)
         return (fattn_interval){0, 0};
     kept.lo -= at->key;
@@ -106,6 +108,8 @@ static void scores_plain(const block *at, float alpha, const matrix *a, const ma
 
 void composed_scores(const block *at, float alpha, const matrix *a, const matrix *b, const matrix *c)
 {
+    if (c->columns == 0)
+        return;
     if (!regular(a) || !regular(b) ||
         dnnl_sgemm('N', 'T', c->rows, c->columns, a->columns, alpha, a->data, leading(a), b->data, leading(b), 0, c->data,
                    leading(c)) != dnnl_success)
@@ -114,41 +118,41 @@ void composed_scores(const block *at, float alpha, const matrix *a, const matrix
 
 /* ------------------------------------------------------------------------------------------------------------ c = p b */
 
-static void rows_plain(const block *at, const matrix *p, const matrix *b, const matrix *c)
+static void rows_plain(const block *at, float alpha, const matrix *p, const matrix *b, const matrix *c)
 {
     for (int64_t i = 0; i < c->rows; i++) {
         const fattn_interval kept = composed_kept(at, i, p->columns);
         memset(row(c, i), 0, (size_t)c->columns * sizeof(float));
         for (int64_t j = kept.lo; j < kept.hi; j++)
-            add_scaled(row(c, i), row(p, i)[j], row(b, j), c->columns);
+            add_scaled(row(c, i), alpha * row(p, i)[j], row(b, j), c->columns);
     }
 }
 
-void composed_rows(const block *at, const matrix *p, const matrix *b, const matrix *c)
+void composed_rows(const block *at, float alpha, const matrix *p, const matrix *b, const matrix *c)
 {
-    if (!regular(b) || !regular(c) || !all_finite(b) ||
-        dnnl_sgemm('N', 'N', c->rows, c->columns, p->columns, 1, p->data, leading(p), b->data, leading(b), 0, c->data,
+    if (p->columns == 0 || !regular(b) || !regular(c) || !all_finite(b) ||
+        dnnl_sgemm('N', 'N', c->rows, c->columns, p->columns, alpha, p->data, leading(p), b->data, leading(b), 0, c->data,
                    leading(c)) != dnnl_success)
-        rows_plain(at, p, b, c);
+        rows_plain(at, alpha, p, b, c);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- c = p^T a */
 
-static void columns_plain(const block *at, const matrix *p, const matrix *a, const matrix *c, bool add)
+static void columns_plain(const block *at, float alpha, const matrix *p, const matrix *a, const matrix *c, bool add)
 {
     for (int64_t j = 0; !add && j < c->rows; j++)
         memset(row(c, j), 0, (size_t)c->columns * sizeof(float));
     for (int64_t i = 0; i < p->rows; i++) {
         const fattn_interval kept = composed_kept(at, i, p->columns);
         for (int64_t j = kept.lo; j < kept.hi; j++)
-            add_scaled(row(c, j), row(p, i)[j], row(a, i), c->columns);
+            add_scaled(row(c, j), alpha * row(p, i)[j], row(a, i), c->columns);
     }
 }
 
-void composed_columns(const block *at, const matrix *p, const matrix *a, const matrix *c, bool add)
+void composed_columns(const block *at, float alpha, const matrix *p, const matrix *a, const matrix *c, bool add)
 {
-    if (!regular(a) || !regular(c) || !all_finite(a) ||
-        dnnl_sgemm('T', 'N', c->rows, c->columns, p->rows, 1, p->data, leading(p), a->data, leading(a), add ? 1 : 0, c->data,
-                   leading(c)) != dnnl_success)
-        columns_plain(at, p, a, c, add);
+    if (p->rows == 0 || !regular(a) || !regular(c) || !all_finite(a) ||
+        dnnl_sgemm('T', 'N', c->rows, c->columns, p->rows, alpha, p->data, leading(p), a->data, leading(a), add ? 1 : 0,
+                   c->data, leading(c)) != dnnl_success)
+        columns_plain(at, alpha, p, a, c, add);
 }

@@ -1,10 +1,11 @@
 /*
- * Softmax of rows, written once over vectors of VECTOR_BYTES; softmax_<isa>.c defines that and SOFTMAX_WORDS, the name of the
- * table. Three passes over a row: maximum, exponentials and their sum, division.
+ * Softmax of rows and what may stand before and behind it, written once over vectors of VECTOR_BYTES; softmax_<isa>.c defines
+ * that and SOFTMAX_WORDS, the name of the table. Three passes over a row: maximum, exponentials and their sum, division.
  *
  * exp(x) = 2^n exp(r), n = x / ln 2 rounded, |r| <= ln 2 / 2, and a polynomial of degree 6 for exp(r) (Cephes' expf, 2 ulp).
  * Less than the smallest normal number is 0, NaN stays NaN.
  */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -120,14 +121,19 @@ static bool all_minus_infinity(const float *s, int64_t n)
     return true;
 }
 
-static float softmax(float *s, int64_t n)
+static float softmax(float *s, int64_t n, float sink)
 {
-    const float m = maximum(s, n);
+    float m = maximum(s, n);
     if (m == -(float)INFINITY && all_minus_infinity(s, n)) { /* not so for a row of NaN, which no comparison finds */
         memset(s, 0, (size_t)n * sizeof *s);
         return m;
     }
-    const float sum = exponentials(s, n, m);
+    const bool sinks = sink != -(float)INFINITY;
+    if (sinks)
+        m = m > sink ? m : sink;
+    float sum = exponentials(s, n, m);
+    if (sinks)
+        sum += expf(sink - m);
     const float inverse = 1 / sum;
     for (int64_t j = 0; j < n; j++)
         s[j] *= inverse;
@@ -145,4 +151,77 @@ static void gradient(float *dp, const float *p, int64_t n, float delta, float sc
         dp[j] = p[j] * (dp[j] - delta) * scale;
 }
 
-const softmax_words SOFTMAX_WORDS = {softmax, probabilities, gradient};
+/* ------------------------------------------------------------------------------------------------------------- scores */
+
+/*
+ * limit tanh(x / limit), and 1 - tanh^2. With e = exp(-2 |y|), y = x / limit: tanh |y| = (1 - e) / (1 + e), but for |y| < 5/8,
+ * where that cancels, a polynomial (Cephes' tanhf); there x itself is its first term, so that a limit which makes y subnormal
+ * does no harm. 1 - tanh^2 = 4 e / (1 + e)^2 cancels nowhere.
+ */
+static inline vec capped(vec x, float limit, vec *slope)
+{
+    const ivec sign = (ivec)all(-0.0f);
+    const vec y = x / limit, size = (vec)((ivec)y & ~sign), z = y * y;
+    const vec e = exponential(size * -2.0f);
+    vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    const vec large = (vec)((ivec)((1.0f - e) / (1.0f + e) * limit) | ((ivec)y & sign));
+    *slope = 4.0f * e / ((1.0f + e) * (1.0f + e));
+    return choose(size < all(0.625f), x + x * (p * z), large);
+}
+
+static void softcap(float *s, float *slope, int64_t n, float limit, float scale)
+{
+    const float positive = limit > FLT_MIN ? limit : FLT_MIN; /* a double's limit may be 0 as a float; so are results then */
+    int64_t j = 0;
+    vec derivative;
+    for (; j + LANES <= n; j += LANES) {
+        store(s + j, capped(load(s + j), positive, &derivative));
+        if (slope)
+            store(slope + j, derivative * scale);
+    }
+    if (j < n) {
+        store_part(s + j, n - j, capped(load_part(s + j, n - j, 0), positive, &derivative));
+        if (slope)
+            store_part(slope + j, n - j, derivative * scale);
+    }
+}
+
+/* Distances are exact where float can tell: |first - j| is formed from small numbers, or is large itself. */
+static void alibi(float *s, int64_t n, float slope, int64_t first)
+{
+    for (int64_t start = 0; start < n; start += 1024) {
+        const float from = (float)(first - start);
+        const int32_t count = n - start < 1024 ? (int32_t)(n - start) : 1024;
+        for (int32_t j = 0; j < count; j++)
+            s[start + j] -= slope * fabsf(from - (float)j);
+    }
+}
+
+static void add(float *a, const float *b, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        a[j] += b[j];
+}
+
+static void multiply(float *a, const float *b, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++)
+        a[j] *= b[j];
+}
+
+/* ------------------------------------------------------------------------------------------------------------ dropout */
+
+static void dropout(float *m, const fattn_dropout *drop, int64_t bh, int64_t i, int64_t quad, int64_t quads, float kept)
+{
+    for (int64_t x = 0; x < quads; x++) {
+        uint32_t word[FATTN_PHILOX_WORDS];
+        fattn_philox(drop, (uint32_t)(quad + x), (uint32_t)i, (uint32_t)bh, word);
+        for (int y = 0; y < FATTN_PHILOX_WORDS; y++)
+            m[FATTN_PHILOX_WORDS * x + y] = word[y] >= drop->threshold ? kept : 0;
+    }
+}
+
+const softmax_words SOFTMAX_WORDS = {softmax, probabilities, gradient, softcap, alibi, add, multiply, dropout};
