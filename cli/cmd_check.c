@@ -29,7 +29,7 @@ static bool parse(check_options *o, int argc, char **argv, int *status)
         {"kernel", "NAME,...", OPTION_TEXTS, &o->kernels, .help = "only these: names, or their beginnings up to an underscore"},
         {"seed", "N", OPTION_INT, &o->seed, .help = "of the numbers, and of the random problems"},
         {"quick", NULL, OPTION_FLAG, &o->quick, .help = "some hundred small problems"},
-        {"full", NULL, OPTION_FLAG, &o->full, .help = "thousands of problems"},
+        {"full", NULL, OPTION_FLAG, &o->full, .help = "more than twenty thousand problems"},
         {"threads", "N,...", OPTION_INTS, &o->threads, .low = 1, .high = 1024, .help = "every result must be the same bits"},
         {"list", NULL, OPTION_FLAG, &o->list, .help = "print the names of the problems and stop"},
         {"json", NULL, OPTION_FLAG, &o->json, .help = "one line per kernel; failures go to standard error"},
@@ -38,8 +38,10 @@ static bool parse(check_options *o, int argc, char **argv, int *status)
         .usage = "fattn check [options] [PATTERN]",
         .about =
             "Runs every kernel on a list of problems and compares it with plain loops in a higher precision. A kernel may\n"
-            "err twice (backward: three times) as much as plain loops in its own precision, must write every output\n"
-            "and nothing else, and must give the same bits in every run and with every number of threads.\n\n"
+            "err twice (backward: three times) as much as plain loops in its own precision, and round once to its result's\n"
+            "type; it must write every output and nothing else, and must give the same bits in every run, with every number\n"
+            "of threads and for a sequence alone. The lists cover every feature and products of features; refused problems\n"
+            "count as skipped.\n\n"
             "PATTERN is a problem's name, as failures print it; or a part of names; or a pattern with * and ?.",
         .table = table,
         .positionals_max = 1};

@@ -9,7 +9,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Two NaNs whose payloads no arithmetic makes. */
+/* Two NaNs whose payloads no arithmetic makes, in every type (those of 16 bits are NaN as binary16 and as bfloat16); bytes
+ * have none. */
+static const uint8_t gap8 = 0x5a, fresh8 = 0x61;
+static const uint16_t gap16 = 0x7fc5, fresh16 = 0x7fd1;
 static const uint32_t gap32 = 0x7fc5a5a5, fresh32 = 0x7fd1e1e1;
 static const uint64_t gap64 = 0x7ff85a5a5a5a5a5a, fresh64 = 0x7ff91e1e1e1e1e1e;
 
@@ -126,6 +129,8 @@ static void mark_owned(const arena *a, const tensor *t)
     for (int64_t b = 0; b < t->batch; b++)
         for (int64_t h = 0; h < t->heads; h++)
             for (int64_t i = 0; i < t->rows; i++) {
+                if (!tensor_has_row(t, b, i))
+                    continue;
                 const int64_t row = ((unsigned char *)tensor_row(t, b, h, i) - a->start) / (int64_t)t->size;
                 memset(owner_mark(a, row), 1, (size_t)t->cols);
             }
@@ -174,19 +179,28 @@ void arena_free(arena *a)
 }
 
 /* The NaN that an element has before a run. */
+static const void *poison_of(const arena *a, bool owned)
+{
+    switch (a->size) {
+    case 1:
+        return owned ? &fresh8 : &gap8;
+    case 2:
+        return owned ? (const void *)&fresh16 : &gap16;
+    case 4:
+        return owned ? (const void *)&fresh32 : &gap32;
+    default:
+        return owned ? (const void *)&fresh64 : &gap64;
+    }
+}
+
 static void put_poison(const arena *a, int64_t element, bool owned)
 {
-    if (a->size == 4)
-        memcpy(a->start + element * 4, owned ? &fresh32 : &gap32, 4);
-    else
-        memcpy(a->start + element * 8, owned ? &fresh64 : &gap64, 8);
+    memcpy(a->start + element * (int64_t)a->size, poison_of(a, owned), a->size);
 }
 
 static bool is_poison(const arena *a, int64_t element, bool owned)
 {
-    if (a->size == 4)
-        return memcmp(a->start + element * 4, owned ? &fresh32 : &gap32, 4) == 0;
-    return memcmp(a->start + element * 8, owned ? &fresh64 : &gap64, 8) == 0;
+    return memcmp(a->start + element * (int64_t)a->size, poison_of(a, owned), a->size) == 0;
 }
 
 void arena_poison(arena *a)

@@ -10,13 +10,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "numbers.h"
 #include "problem.h"
 
-/* A tensor's place and shape: [batch, heads, rows, cols]. */
+/* A tensor's place and shape in memory: [batch, heads, rows, cols]. */
 typedef struct tensor {
     fattn_view view; /* data NULL if there are no elements */
     int64_t batch, heads, rows, cols;
-    size_t size; /* bytes of an element: 4 or 8 */
+    fattn_dtype type;          /* lists of integers too have one, FATTN_F32, for its size */
+    size_t size;               /* bytes of an element */
+    const unsigned char *real; /* [batch, rows]: whether a row belongs to a sequence; NULL: all do. Others are as gaps */
 } tensor;
 
 static inline bool tensor_empty(const tensor *t)
@@ -33,6 +36,21 @@ static inline void *tensor_row(const tensor *t, int64_t b, int64_t h, int64_t i)
 {
     const int64_t offset = b * t->view.stride_batch + h * t->view.stride_head + i * t->view.stride_row;
     return (char *)t->view.data + offset * (int64_t)t->size;
+}
+
+static inline bool tensor_has_row(const tensor *t, int64_t b, int64_t i)
+{
+    return !t->real || t->real[b * t->rows + i];
+}
+
+static inline double tensor_get(const tensor *t, const void *row, int64_t d)
+{
+    return number_get(t->type, row, d);
+}
+
+static inline void tensor_put(const tensor *t, void *row, int64_t d, double value)
+{
+    number_put(t->type, row, d, value);
 }
 
 enum { ARENA_TENSORS_MAX = 3, ARENA_ISLANDS_MAX = 8 };

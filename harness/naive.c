@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const result_names[RESULT_COUNT] = {"out", "lse", "dq", "dk", "dv"};
+#include "naive_features.h"
+
+const char *const result_names[RESULT_COUNT] = {"out", "lse", "dq", "dk", "dv", "dbias", "dsinks"};
 
 static double largest(const double *values, int64_t count)
 {
@@ -17,11 +19,64 @@ static double largest(const double *values, int64_t count)
     return result;
 }
 
+bool result_wanted(const problem *p, result_kind kind)
+{
+    const bool forward = kind == RESULT_OUT || kind == RESULT_LSE;
+    if (forward != (p->op == FATTN_OP_FORWARD))
+        return false;
+    return kind == RESULT_DBIAS ? p->dbias : kind == RESULT_DSINKS ? p->dsinks : true;
+}
+
+int64_t result_rows(const problem *p, result_kind kind)
+{
+    switch (kind) {
+    case RESULT_DK:
+    case RESULT_DV:
+        return p->batch * (p->heads_q / p->group) * p->seq_k;
+    case RESULT_DBIAS:
+        return (p->dbias_dims & HAS_BATCH ? p->batch : 1) * (p->dbias_dims & HAS_HEAD ? p->heads_q : 1) *
+               (p->dbias_dims & HAS_ROW ? p->seq_q : 1) * p->seq_k;
+    case RESULT_DSINKS:
+        return p->heads_q;
+    default:
+        return p->batch * p->heads_q * p->seq_q;
+    }
+}
+
+int64_t result_cols(const problem *p, result_kind kind)
+{
+    switch (kind) {
+    case RESULT_OUT:
+    case RESULT_DV:
+        return p->dim_v;
+    case RESULT_DQ:
+    case RESULT_DK:
+        return p->dim;
+    default:
+        return 1;
+    }
+}
+
+fattn_dtype result_type(const problem *p, result_kind kind)
+{
+    switch (kind) {
+    case RESULT_OUT:
+        return problem_out_type(p);
+    case RESULT_LSE:
+        return problem_lse_type(p);
+    case RESULT_DSINKS:
+        return FATTN_F32;
+    default:
+        return problem_grad_type(p);
+    }
+}
+
 #define REAL    float
 #define EXP     expf
 #define EXP2    exp2f
 #define LOG     logf
 #define LOG2    log2f
+#define TANH    tanhf
 #define NAME(x) x##_float
 #include "naive_body.h"
 
@@ -30,6 +85,7 @@ static double largest(const double *values, int64_t count)
 #define EXP2    exp2
 #define LOG     log
 #define LOG2    log2
+#define TANH    tanh
 #define NAME(x) x##_double
 #include "naive_body.h"
 
@@ -38,28 +94,18 @@ static double largest(const double *values, int64_t count)
 #define EXP2    exp2l
 #define LOG     logl
 #define LOG2    log2l
+#define TANH    tanhl
 #define NAME(x) x##_long
 #include "naive_body.h"
 
-int64_t result_rows(const problem *p, result_kind kind)
-{
-    if (kind == RESULT_DK || kind == RESULT_DV)
-        return p->batch * (p->heads_q / p->group) * p->seq_k;
-    return p->batch * p->heads_q * p->seq_q;
-}
-
-int64_t result_cols(const problem *p, result_kind kind)
-{
-    return kind == RESULT_LSE ? 1 : kind == RESULT_OUT || kind == RESULT_DV ? p->dim_v : p->dim;
-}
-
 bool results_make(results *r, const problem *p, bool units)
 {
-    const int count = p->op == FATTN_OP_FORWARD ? RESULT_DQ : RESULT_COUNT;
     *r = (results){0};
-    for (int kind = 0; kind < count; kind++) {
-        const int64_t rows = result_rows(p, kind);
-        r->value[kind] = calloc((size_t)(rows * result_cols(p, kind)) + 1, sizeof(double));
+    for (int kind = 0; kind < RESULT_COUNT; kind++) {
+        const int64_t rows = result_rows(p, (result_kind)kind);
+        if (kind != RESULT_OUT && kind != RESULT_LSE && !result_wanted(p, (result_kind)kind))
+            continue; /* out and lse always: backward starts from them */
+        r->value[kind] = calloc((size_t)(rows * result_cols(p, (result_kind)kind)) + 1, sizeof(double));
         if (units)
             r->unit[kind] = calloc((size_t)rows + 1, sizeof(double));
         if (!r->value[kind] || (units && !r->unit[kind]))
@@ -77,16 +123,24 @@ void results_free(results *r)
     *r = (results){0};
 }
 
-bool oracle_run(const problem *p, const tensors *t, results *r)
+static bool oracle(const problem *p, const geometry *g, const tensors *t, results *r, fattn_op op)
 {
-    if (!results_make(r, p, true))
-        return false;
-    return p->dtype == FATTN_F64 ? run_long(p, t, r, NAIVE_PLAIN, false) : run_double(p, t, r, NAIVE_PLAIN, false);
+    return p->dtype == FATTN_F64 ? run_long(p, g, t, r, NAIVE_PLAIN, op) : run_double(p, g, t, r, NAIVE_PLAIN, op);
 }
 
-bool naive_run(const problem *p, const tensors *t, naive_form form, results *r)
+bool oracle_forward(const problem *p, const geometry *g, const tensors *t, results *r)
+{
+    return oracle(p, g, t, r, FATTN_OP_FORWARD);
+}
+
+bool oracle_backward(const problem *p, const geometry *g, const tensors *t, results *r)
+{
+    return oracle(p, g, t, r, FATTN_OP_BACKWARD);
+}
+
+bool naive_run(const problem *p, const geometry *g, const tensors *t, naive_form form, results *r)
 {
     if (!results_make(r, p, false))
         return false;
-    return p->dtype == FATTN_F64 ? run_double(p, t, r, form, true) : run_float(p, t, r, form, true);
+    return p->dtype == FATTN_F64 ? run_double(p, g, t, r, form, p->op) : run_float(p, g, t, r, form, p->op);
 }

@@ -1,35 +1,74 @@
 /*
- * Naive attention in type REAL; included by naive.c once per type, with REAL, its functions EXP, EXP2, LOG, LOG2, and NAME(x),
- * which makes the names of that type.
+ * Naive attention in type REAL; included by naive.c once per type, with REAL, its functions EXP, EXP2, LOG, LOG2, TANH, and
+ * NAME(x), which makes the names of that type. Letters are those of naive.h.
  */
 
-/* One query head at work, and the tensors of the whole problem, dense in REAL: [batch, heads, rows, cols]. */
+/* The tensors of the whole problem, dense in REAL, [batch, heads, rows, cols] with the rows of the longest sequence; and one
+ * row at work. */
 typedef struct NAME(work) {
     const problem *p;
+    const geometry *g;
+    const tensors *t;
     naive_form form;
-    REAL *q, *k, *v, *dout, *out, *lse; /* whole tensors */
-    REAL *qs;                           /* [dim]: the row of q times the factor on the scores, if folded */
-    REAL *s, *prob;                     /* [seq_k]: one row's scores and probabilities */
-    bool *kept;                         /* [seq_k] */
-    REAL *dq, *dk, *dv;                 /* whole gradients */
-    double *sums;                       /* [dim or dim_v]: one row's units */
-    double *unit_dk, *unit_dv;          /* [seq_k, dim], [seq_k, dim_v] of the present key/value head; NULL: no units */
+    results *r;
+    uint64_t seed;                             /* dropout's */
+    REAL *q, *k, *v, *out, *lse, *dout, *dlse; /* whole tensors */
+    REAL *dq, *dk, *dv, *dbias, *dsinks;       /* whole gradients */
+    REAL *qs;                                  /* [dim]: the row of q times the factor on the scores, if folded */
+    REAL *x, *tanh, *slope, *s, *prob, *m;     /* [seq_k]: of one row; x and s in base 2 if folded */
+    bool *kept;                                /* [seq_k] */
+    double *sums;                              /* [dim or dim_v]: one row's units */
+    double *unit_dk, *unit_dv;                 /* [seq_k, dim], [seq_k, dim_v] of one key/value head */
 } NAME(work);
 
-static REAL *NAME(load)(const tensor *t)
+/* One query row: where it stands. */
+typedef struct NAME(place) {
+    int64_t b, h, i, keys, row; /* row: counted over all heads and sequences */
+    const REAL *k, *v;          /* of its key/value head */
+} NAME(place);
+
+static REAL *NAME(load_queries)(const NAME(work) * w, const tensor *t)
 {
-    REAL *dense = calloc((size_t)tensor_count(t) + 1, sizeof(REAL));
-    if (!dense)
-        return NULL;
-    REAL *to = dense;
-    for (int64_t b = 0; b < t->batch; b++)
-        for (int64_t h = 0; h < t->heads; h++)
-            for (int64_t i = 0; i < t->rows; i++) {
-                const void *row = tensor_empty(t) ? NULL : tensor_row(t, b, h, i);
-                for (int64_t d = 0; d < t->cols; d++)
-                    *to++ = t->size == 4 ? (REAL)((const float *)row)[d] : (REAL)((const double *)row)[d];
-            }
+    const problem *p = w->p;
+    REAL *dense = calloc((size_t)(p->batch * p->heads_q * p->seq_q * t->cols) + 1, sizeof(REAL));
+    for (int64_t bh = 0; dense && bh < p->batch * p->heads_q; bh++)
+        for (int64_t i = 0; i < w->g->seq_q[bh / p->heads_q]; i++) {
+            const void *row = query_row(p, w->g, t, bh / p->heads_q, bh % p->heads_q, i);
+            for (int64_t d = 0; d < t->cols; d++)
+                dense[(bh * p->seq_q + i) * t->cols + d] = (REAL)tensor_get(t, row, d);
+        }
     return dense;
+}
+
+/* Bytes are multiplied with their factor in REAL. */
+static REAL *NAME(load_keys)(const NAME(work) * w, const tensor *t, const tensor *scales)
+{
+    const problem *p = w->p;
+    const int64_t heads = p->heads_q / p->group;
+    REAL *dense = calloc((size_t)(p->batch * heads * p->seq_k * t->cols) + 1, sizeof(REAL));
+    for (int64_t bh = 0; dense && bh < p->batch * heads; bh++)
+        for (int64_t j = 0; j < w->g->seq_k[bh / heads]; j++) {
+            const void *row = key_row(p, w->g, t, bh / heads, bh % heads, j);
+            REAL factor = 1;
+            if (t->type == FATTN_I8)
+                factor = (REAL)tensor_get(scales, key_row(p, w->g, scales, bh / heads, bh % heads, j), 0);
+            for (int64_t d = 0; d < t->cols; d++)
+                dense[(bh * p->seq_k + j) * t->cols + d] = (REAL)tensor_get(t, row, d) * factor;
+        }
+    return dense;
+}
+
+static NAME(place) NAME(place_of)(const NAME(work) * w, int64_t b, int64_t h, int64_t i)
+{
+    const problem *p = w->p;
+    const int64_t kv = b * (p->heads_q / p->group) + h / p->group;
+    return (NAME(place)){.b = b,
+                         .h = h,
+                         .i = i,
+                         .keys = w->g->seq_k[b],
+                         .row = (b * p->heads_q + h) * p->seq_q + i,
+                         .k = w->k + kv * p->seq_k * p->dim,
+                         .v = w->v + kv * p->seq_k * p->dim_v};
 }
 
 /* sum |a_d b_d|, for the units. */
@@ -41,230 +80,345 @@ static double NAME(size)(const REAL *a, const REAL *b, int64_t n)
     return sum;
 }
 
-static REAL NAME(dot)(const REAL *a, const REAL *b, int64_t n)
+static REAL NAME(dot_from)(REAL sum, const REAL *a, const REAL *b, int64_t n)
 {
-    REAL sum = 0;
     for (int64_t d = 0; d < n; d++)
         sum += a[d] * b[d];
     return sum;
 }
 
-/* Scores of row i against keys k, in base 2 if folded; sets kept. Returns false if the row is empty or every score is -inf. */
-static bool NAME(score_row)(const NAME(work) * w, const REAL *q, const REAL *k, int64_t i)
+static REAL NAME(dot)(const REAL *a, const REAL *b, int64_t n)
+{
+    return NAME(dot_from)(0, a, b, n);
+}
+
+static REAL NAME(bias)(const NAME(work) * w, const NAME(place) * at, int64_t j)
+{
+    return w->p->bias ? (REAL)tensor_get(&w->t->bias, tensor_row(&w->t->bias, at->b, at->h, at->i), j) : 0;
+}
+
+static REAL NAME(alibi)(const NAME(work) * w, const NAME(place) * at, int64_t j)
+{
+    if (!w->p->alibi)
+        return 0;
+    const int64_t distance = at->i + geometry_offset(w->g, w->p, at->b) - j;
+    return (REAL)((const float *)w->t->slopes.view.data)[at->h] * (REAL)(distance < 0 ? -distance : distance);
+}
+
+static REAL NAME(sink)(const NAME(work) * w, int64_t h)
+{
+    return w->p->sinks ? (REAL)((const float *)w->t->sinks.view.data)[h] : -(REAL)INFINITY;
+}
+
+/* 1 - tanh(y)^2. The truth is free of cancellation. */
+static REAL NAME(slope)(const NAME(work) * w, REAL y, REAL tanh)
+{
+    if (!w->r->unit[RESULT_OUT])
+        return 1 - tanh * tanh;
+    const REAL e = EXP(y < 0 ? 2 * y : -2 * y);
+    return 4 * e / ((1 + e) * (1 + e));
+}
+
+/* Scores of a row in base e, or in base 2 if folded; sets kept, m, x, tanh and slope too. Returns false if the row is empty,
+ * sink included, or every score is -inf. */
+static bool NAME(score_row)(const NAME(work) * w, const NAME(place) * at)
 {
     const problem *p = w->p;
     const bool folded = w->form == NAIVE_FOLDED;
-    const REAL factor = folded ? (REAL)problem_scale(p) * (REAL)1.4426950408889634074L : (REAL)problem_scale(p);
-    bool any = false;
+    const REAL base = folded ? (REAL)1.4426950408889634074L : 1, factor = (REAL)problem_scale(p) * base;
+    const REAL *q = w->q + at->row * p->dim, cap = (REAL)p->softcap * base;
+    bool any = NAME(sink)(w, at->h) > -(REAL)INFINITY;
     for (int64_t d = 0; d < p->dim; d++)
         w->qs[d] = folded ? q[d] * factor : q[d];
-    for (int64_t j = 0; j < p->seq_k; j++) {
-        w->kept[j] = problem_keeps(p, i, j);
+    for (int64_t j = 0; j < at->keys; j++) {
+        w->kept[j] = geometry_keeps(w->g, p, at->b, at->i, j);
         if (!w->kept[j])
             continue;
-        w->s[j] = NAME(dot)(w->qs, k + j * p->dim, p->dim) * (folded ? 1 : factor);
+        w->x[j] = NAME(dot)(w->qs, at->k + j * p->dim, p->dim) * (folded ? 1 : factor);
+        w->tanh[j] = p->softcap > 0 ? TANH(w->x[j] / cap) : 0;
+        w->slope[j] = p->softcap > 0 ? NAME(slope)(w, w->x[j] / cap, w->tanh[j]) : 1;
+        w->s[j] = p->softcap > 0 ? cap * w->tanh[j] : w->x[j];
+        if (p->bias)
+            w->s[j] += NAME(bias)(w, at, j) * base;
+        if (p->alibi)
+            w->s[j] -= NAME(alibi)(w, at, j) * base;
+        w->m[j] = (REAL)dropout_factor(p->dropout, w->seed, at->b * p->heads_q + at->h, at->i, j);
         any |= !(w->s[j] == -(REAL)INFINITY);
     }
     return any;
 }
 
-/* out[dim_v] and lse of a row whose scores are there; leaves the probabilities in w->prob. */
-static void NAME(softmax_row)(const NAME(work) * w, const REAL *v, REAL *out, REAL *lse)
+/* e_ij; *ex gets e^x_ij. Of plain scores. */
+static double NAME(score_error)(const NAME(work) * w, const NAME(place) * at, int64_t j, double *ex)
 {
     const problem *p = w->p;
-    REAL max = -(REAL)INFINITY, sum = 0;
-    for (int64_t j = 0; j < p->seq_k; j++)
+    const double t = (double)w->tanh[j], slope = (double)w->slope[j];
+    *ex = fabs(problem_scale(p)) * NAME(size)(w->q + at->row * p->dim, at->k + j * p->dim, p->dim);
+    return slope * *ex + p->softcap * fabs(t) + fabs((double)NAME(bias)(w, at, j)) + fabs((double)NAME(alibi)(w, at, j));
+}
+
+/* ------------------------------------------------------------------------------------------------------------- forward */
+
+/* out[dim_v] and lse of a row whose scores are there; leaves the probabilities in w->prob. */
+static void NAME(softmax_row)(const NAME(work) * w, const NAME(place) * at, REAL *out, REAL *lse)
+{
+    const problem *p = w->p;
+    const bool folded = w->form == NAIVE_FOLDED;
+    const REAL sink = NAME(sink)(w, at->h) * (folded ? (REAL)1.4426950408889634074L : 1);
+    REAL max = sink, sum = 0;
+    for (int64_t j = 0; j < at->keys; j++)
         if (w->kept[j] && w->s[j] > max)
             max = w->s[j];
-    for (int64_t j = 0; j < p->seq_k; j++)
+    if (p->sinks)
+        sum = folded ? EXP2(sink - max) : EXP(sink - max);
+    for (int64_t j = 0; j < at->keys; j++)
         if (w->kept[j])
-            sum += w->prob[j] = w->form == NAIVE_FOLDED ? EXP2(w->s[j] - max) : EXP(w->s[j] - max);
-    for (int64_t j = 0; j < p->seq_k; j++) {
+            sum += w->prob[j] = folded ? EXP2(w->s[j] - max) : EXP(w->s[j] - max);
+    for (int64_t j = 0; j < at->keys; j++) {
         if (!w->kept[j])
             continue;
         w->prob[j] /= sum;
         for (int64_t d = 0; d < p->dim_v; d++)
-            out[d] += w->prob[j] * v[j * p->dim_v + d];
+            out[d] += w->m[j] * w->prob[j] * at->v[j * p->dim_v + d];
     }
-    *lse = w->form == NAIVE_FOLDED ? (max + LOG2(sum)) * (REAL)0.69314718055994530942L : max + LOG(sum);
+    *lse = folded ? (max + LOG2(sum)) * (REAL)0.69314718055994530942L : max + LOG(sum);
 }
 
-/* The units of out and lse of that row; see naive.h. */
-static void NAME(unit_row)(const NAME(work) * w, const REAL *v, int64_t row, const REAL *k, double *unit_out, double *unit_lse)
+/* The units of out and lse of that row. */
+static void NAME(unit_row)(const NAME(work) * w, const NAME(place) * at)
 {
     const problem *p = w->p;
-    const REAL *q = w->q + row * p->dim, *out = w->out + row * p->dim_v;
-    double *sum = w->sums;
-    memset(sum, 0, (size_t)p->dim_v * sizeof *sum);
-    *unit_lse = 1 + fabs((double)w->lse[row]);
-    for (int64_t j = 0; j < p->seq_k; j++) {
+    const REAL *out = w->out + at->row * p->dim_v;
+    const double sink = (double)NAME(sink)(w, at->h), lse = (double)w->lse[at->row];
+    const double sunk = isfinite(sink) ? exp(sink - lse) * fabs(sink) : 0;
+    double *sum = w->sums, unit_lse = 1 + fabs(lse) + sunk, ex;
+    for (int64_t d = 0; d < p->dim_v; d++)
+        sum[d] = sunk * fabs((double)out[d]);
+    for (int64_t j = 0; j < at->keys; j++) {
         if (!w->kept[j] || w->prob[j] == 0)
             continue;
-        const double prob = (double)w->prob[j], score = fabs(problem_scale(p)) * NAME(size)(q, k + j * p->dim, p->dim);
+        const double prob = (double)w->prob[j], e = NAME(score_error)(w, at, j, &ex), m = (double)w->m[j];
         for (int64_t d = 0; d < p->dim_v; d++) {
-            const double value = (double)v[j * p->dim_v + d];
-            sum[d] += prob * (fabs(value) + score * fabs(value - (double)out[d]));
+            const double value = m * (double)at->v[j * p->dim_v + d];
+            sum[d] += prob * (fabs(value) + e * fabs(value - (double)out[d]));
         }
-        *unit_lse += prob * score;
+        unit_lse += prob * e;
     }
-    *unit_out = largest(sum, p->dim_v);
+    w->r->unit[RESULT_OUT][at->row] = largest(sum, p->dim_v);
+    w->r->unit[RESULT_LSE][at->row] = unit_lse;
 }
 
-static void NAME(forward)(NAME(work) * w, results *r)
+static void NAME(forward)(NAME(work) * w)
 {
     const problem *p = w->p;
-    const int64_t heads_kv = p->heads_q / p->group;
-    for (int64_t bh = 0; bh < p->batch * p->heads_q; bh++) {
-        const int64_t kv = bh / p->heads_q * heads_kv + bh % p->heads_q / p->group;
-        const REAL *k = w->k + kv * p->seq_k * p->dim, *v = w->v + kv * p->seq_k * p->dim_v;
-        for (int64_t i = 0; i < p->seq_q; i++) {
-            const int64_t row = bh * p->seq_q + i;
-            REAL *out = w->out + row * p->dim_v;
-            memset(out, 0, (size_t)p->dim_v * sizeof(REAL));
-            w->lse[row] = -(REAL)INFINITY;
-            const bool any = NAME(score_row)(w, w->q + row * p->dim, k, i);
+    for (int64_t bh = 0; bh < p->batch * p->heads_q; bh++)
+        for (int64_t i = 0; i < w->g->seq_q[bh / p->heads_q]; i++) {
+            const NAME(place) at = NAME(place_of)(w, bh / p->heads_q, bh % p->heads_q, i);
+            REAL *out = w->out + at.row * p->dim_v, *lse = &w->lse[at.row];
+            *lse = -(REAL)INFINITY;
+            const bool any = NAME(score_row)(w, &at);
             if (any)
-                NAME(softmax_row)(w, v, out, &w->lse[row]);
-            if (any && r->unit[RESULT_OUT])
-                NAME(unit_row)(w, v, row, k, &r->unit[RESULT_OUT][row], &r->unit[RESULT_LSE][row]);
+                NAME(softmax_row)(w, &at, out, lse);
+            if (any && w->r->unit[RESULT_OUT])
+                NAME(unit_row)(w, &at);
             for (int64_t d = 0; d < p->dim_v; d++)
-                r->value[RESULT_OUT][row * p->dim_v + d] = (double)out[d];
-            r->value[RESULT_LSE][row] = (double)w->lse[row];
+                w->r->value[RESULT_OUT][at.row * p->dim_v + d] = (double)out[d];
+            w->r->value[RESULT_LSE][at.row] = (double)*lse;
         }
-    }
 }
 
-/* Adds the pair (query row, key j) to the units of dq, dk and dv; see naive.h. */
-static void NAME(unit_pair)(NAME(work) * w, const REAL *k, const REAL *v, int64_t row, int64_t j, REAL prob, REAL dp,
-                            REAL big_d)
+/* ------------------------------------------------------------------------------------------------------------ backward */
+
+/* Of a row: D, its error, and lse in base e. */
+typedef struct NAME(row_values) {
+    REAL big_d;
+    double error_d, lse;
+} NAME(row_values);
+
+/* Where element (b, h, i, j) of dbias stands in the results. */
+static int64_t NAME(bias_index)(const problem *p, const NAME(place) * at, int64_t j)
+{
+    const int64_t b = p->dbias_dims & HAS_BATCH ? at->b : 0, h = p->dbias_dims & HAS_HEAD ? at->h : 0;
+    const int64_t heads = p->dbias_dims & HAS_HEAD ? p->heads_q : 1, rows = p->dbias_dims & HAS_ROW ? p->seq_q : 1;
+    return ((b * heads + h) * rows + (p->dbias_dims & HAS_ROW ? at->i : 0)) * p->seq_k + j;
+}
+
+/* Adds the pair (row, key j) to the units of dq, dk, dv and dbias. */
+static void NAME(unit_pair)(NAME(work) * w, const NAME(place) * at, const NAME(row_values) * row, int64_t j, REAL prob,
+                            double gap)
 {
     const problem *p = w->p;
-    const REAL *q = w->q + row * p->dim, *dout = w->dout + row * p->dim_v, *out = w->out + row * p->dim_v;
-    const double scale = fabs(problem_scale(p));
-    const double exponent = 1 + scale * NAME(size)(q, k + j * p->dim, p->dim) + fabs((double)w->lse[row]);
-    const double sizes = NAME(size)(dout, v + j * p->dim_v, p->dim_v) + NAME(size)(dout, out, p->dim_v);
-    const double a = (double)prob * scale * (exponent * fabs((double)(dp - big_d)) + sizes);
+    const REAL *q = w->q + at->row * p->dim, *dout = w->dout + at->row * p->dim_v;
+    double ex;
+    const double e = NAME(score_error)(w, at, j, &ex), relative = 1 + e + fabs(row->lse);
+    const double m = (double)w->m[j], t = fabs((double)w->tanh[j]), slope = (double)w->slope[j];
+    const double size_v = NAME(size)(dout, at->v + j * p->dim_v, p->dim_v);
+    const double b = (double)prob * (relative * gap + m * size_v + row->error_d);
+    const double bend = p->softcap > 0 ? (double)prob * gap * 2 * t * (t + slope * ex / p->softcap) : 0;
+    const double a = fabs(problem_scale(p)) * (slope * b + bend);
     for (int64_t d = 0; d < p->dim; d++) {
-        w->sums[d] += a * fabs((double)k[j * p->dim + d]);
+        w->sums[d] += a * fabs((double)at->k[j * p->dim + d]);
         w->unit_dk[j * p->dim + d] += a * fabs((double)q[d]);
     }
     for (int64_t d = 0; d < p->dim_v; d++)
-        w->unit_dv[j * p->dim_v + d] += exponent * (double)prob * fabs((double)dout[d]);
+        w->unit_dv[j * p->dim_v + d] += relative * m * (double)prob * fabs((double)dout[d]);
+    if (p->dbias)
+        w->r->unit[RESULT_DBIAS][NAME(bias_index)(p, at, j)] += b;
 }
 
-/* Adds row `row` = (head, query) to the gradients; dk and dv are those of its key/value head. */
-static void NAME(backward_row)(NAME(work) * w, const REAL *k, const REAL *v, REAL *dk, REAL *dv, int64_t row, bool units)
+static void NAME(backward_sink)(NAME(work) * w, const NAME(place) * at, const NAME(row_values) * row, bool units)
+{
+    const bool folded = w->form == NAIVE_FOLDED;
+    const REAL base = folded ? (REAL)1.4426950408889634074L : 1, sink = NAME(sink)(w, at->h), lse = w->lse[at->row];
+    const REAL prob = folded ? EXP2(sink * base - lse * base) : EXP(sink - lse);
+    w->dsinks[at->h] -= prob * row->big_d;
+    if (units && prob != 0)
+        w->r->unit[RESULT_DSINKS][at->h] +=
+            (double)prob * ((1 + fabs((double)sink) + fabs(row->lse)) * fabs((double)row->big_d) + row->error_d);
+}
+
+/* m dout . v - D. */
+static REAL NAME(gap)(const NAME(work) * w, const REAL *dout, const REAL *v, REAL m, REAL big_d)
+{
+    if (w->form == NAIVE_FOLDED && w->p->dropout == 0)
+        return NAME(dot_from)(-big_d, dout, v, w->p->dim_v);
+    return m * NAME(dot)(dout, v, w->p->dim_v) - big_d;
+}
+
+/* Adds a row to the gradients of its key/value head, dk and dv, and to the others. */
+static void NAME(backward_row)(NAME(work) * w, const NAME(place) * at, REAL *dk, REAL *dv, bool units)
 {
     const problem *p = w->p;
-    const REAL *q = w->q + row * p->dim, *dout = w->dout + row * p->dim_v;
+    const REAL *q = w->q + at->row * p->dim, *dout = w->dout + at->row * p->dim_v, *out = w->out + at->row * p->dim_v;
     const bool folded = w->form == NAIVE_FOLDED;
-    const REAL scale = (REAL)problem_scale(p), lse = folded ? w->lse[row] * (REAL)1.4426950408889634074L : w->lse[row];
-    const REAL big_d = NAME(dot)(dout, w->out + row * p->dim_v, p->dim_v);
-    for (int64_t j = 0; j < p->seq_k; j++) {
+    const REAL scale = (REAL)problem_scale(p), dlse = p->dlse ? w->dlse[at->row] : 0;
+    const REAL lse = folded ? w->lse[at->row] * (REAL)1.4426950408889634074L : w->lse[at->row];
+    const NAME(row_values) row = {.big_d = NAME(dot)(dout, out, p->dim_v) - dlse,
+                                  .error_d = NAME(size)(dout, out, p->dim_v) + fabs((double)dlse),
+                                  .lse = (double)w->lse[at->row]};
+    for (int64_t j = 0; j < at->keys; j++) {
         if (!w->kept[j])
             continue;
         const REAL prob = folded ? EXP2(w->s[j] - lse) : EXP(w->s[j] - lse);
-        const REAL dp = NAME(dot)(dout, v + j * p->dim_v, p->dim_v);
-        const REAL ds = prob * (dp - big_d) * scale;
+        const REAL gap = NAME(gap)(w, dout, at->v + j * p->dim_v, w->m[j], row.big_d);
+        const REAL ds = prob * gap, dx = ds * scale * w->slope[j];
         for (int64_t d = 0; d < p->dim; d++) {
-            w->dq[row * p->dim + d] += ds * k[j * p->dim + d];
-            dk[j * p->dim + d] += ds * q[d];
+            w->dq[at->row * p->dim + d] += dx * at->k[j * p->dim + d];
+            dk[j * p->dim + d] += dx * q[d];
         }
         for (int64_t d = 0; d < p->dim_v; d++)
-            dv[j * p->dim_v + d] += prob * dout[d];
+            dv[j * p->dim_v + d] += w->m[j] * prob * dout[d];
+        if (p->dbias)
+            w->dbias[NAME(bias_index)(p, at, j)] += ds;
         if (units && prob != 0)
-            NAME(unit_pair)(w, k, v, row, j, prob, dp, big_d);
+            NAME(unit_pair)(w, at, &row, j, prob, fabs((double)gap));
     }
+    if (p->dsinks)
+        NAME(backward_sink)(w, at, &row, units);
 }
 
-/* All query heads of key/value head kv (counted over the batch). */
-static void NAME(backward_group)(NAME(work) * w, results *r, int64_t kv)
+/* All query heads of key/value head g of sequence b. */
+static void NAME(backward_group)(NAME(work) * w, int64_t b, int64_t g)
 {
     const problem *p = w->p;
-    const bool units = r->unit[RESULT_DQ] != NULL;
-    const int64_t heads_kv = p->heads_q / p->group;
-    const int64_t first = kv / heads_kv * p->heads_q + kv % heads_kv * p->group;
-    const REAL *k = w->k + kv * p->seq_k * p->dim, *v = w->v + kv * p->seq_k * p->dim_v;
+    const bool units = w->r->unit[RESULT_DQ] != NULL;
+    const int64_t kv = b * (p->heads_q / p->group) + g;
     memset(w->unit_dk, 0, (size_t)(p->seq_k * p->dim) * sizeof(double));
     memset(w->unit_dv, 0, (size_t)(p->seq_k * p->dim_v) * sizeof(double));
-    for (int64_t bh = first; bh < first + p->group; bh++)
-        for (int64_t i = 0; i < p->seq_q; i++) {
-            const int64_t row = bh * p->seq_q + i;
-            NAME(score_row)(w, w->q + row * p->dim, k, i);
-            if (w->lse[row] == -(REAL)INFINITY)
+    for (int64_t h = g * p->group; h < (g + 1) * p->group; h++)
+        for (int64_t i = 0; i < w->g->seq_q[b]; i++) {
+            const NAME(place) at = NAME(place_of)(w, b, h, i);
+            if (w->lse[at.row] == -(REAL)INFINITY)
                 continue;
+            NAME(score_row)(w, &at);
             memset(w->sums, 0, (size_t)p->dim * sizeof(double));
-            NAME(backward_row)(w, k, v, w->dk + kv * p->seq_k * p->dim, w->dv + kv * p->seq_k * p->dim_v, row, units);
+            NAME(backward_row)(w, &at, w->dk + kv * p->seq_k * p->dim, w->dv + kv * p->seq_k * p->dim_v, units);
             if (units)
-                r->unit[RESULT_DQ][row] = largest(w->sums, p->dim);
+                w->r->unit[RESULT_DQ][at.row] = largest(w->sums, p->dim);
         }
     for (int64_t j = 0; units && j < p->seq_k; j++) {
-        r->unit[RESULT_DK][kv * p->seq_k + j] = largest(w->unit_dk + j * p->dim, p->dim);
-        r->unit[RESULT_DV][kv * p->seq_k + j] = largest(w->unit_dv + j * p->dim_v, p->dim_v);
+        w->r->unit[RESULT_DK][kv * p->seq_k + j] = largest(w->unit_dk + j * p->dim, p->dim);
+        w->r->unit[RESULT_DV][kv * p->seq_k + j] = largest(w->unit_dv + j * p->dim_v, p->dim_v);
     }
 }
 
-static void NAME(store)(const REAL *from, double *to, int64_t count)
+static void NAME(store)(NAME(work) * w, const REAL *from, result_kind kind)
 {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = (double)from[i];
+    const int64_t count = result_rows(w->p, kind) * result_cols(w->p, kind);
+    for (int64_t i = 0; w->r->value[kind] && i < count; i++)
+        w->r->value[kind][i] = (double)from[i];
 }
 
-static void NAME(backward)(NAME(work) * w, results *r)
+static void NAME(backward)(NAME(work) * w)
 {
     const problem *p = w->p;
-    const int64_t kvs = p->batch * (p->heads_q / p->group);
-    for (int64_t kv = 0; kv < kvs; kv++)
-        NAME(backward_group)(w, r, kv);
-    NAME(store)(w->dq, r->value[RESULT_DQ], p->batch * p->heads_q * p->seq_q * p->dim);
-    NAME(store)(w->dk, r->value[RESULT_DK], kvs * p->seq_k * p->dim);
-    NAME(store)(w->dv, r->value[RESULT_DV], kvs * p->seq_k * p->dim_v);
+    for (int64_t b = 0; b < p->batch; b++)
+        for (int64_t g = 0; g < p->heads_q / p->group; g++)
+            NAME(backward_group)(w, b, g);
+    NAME(store)(w, w->dq, RESULT_DQ);
+    NAME(store)(w, w->dk, RESULT_DK);
+    NAME(store)(w, w->dv, RESULT_DV);
+    NAME(store)(w, w->dbias, RESULT_DBIAS);
+    NAME(store)(w, w->dsinks, RESULT_DSINKS);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- memory */
+
+static REAL *NAME(zeros)(int64_t count)
+{
+    return calloc((size_t)count + 1, sizeof(REAL));
 }
 
 static void NAME(free_work)(NAME(work) * w)
 {
-    REAL *const parts[] = {w->q, w->k, w->v, w->dout, w->out, w->lse, w->qs, w->s, w->prob, w->dq, w->dk, w->dv};
+    void *const parts[] = {w->q,    w->k,    w->v,     w->out,    w->lse,     w->dout,    w->dlse, w->dq,
+                           w->dk,   w->dv,   w->dbias, w->dsinks, w->qs,      w->x,       w->s,    w->m,
+                           w->prob, w->tanh, w->slope, w->kept,   w->unit_dk, w->unit_dv, w->sums};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         free(parts[i]);
-    free(w->kept);
-    free(w->sums);
-    free(w->unit_dk);
-    free(w->unit_dv);
 }
 
-/* given: backward starts from the out and lse in t instead of its own. */
-static bool NAME(run)(const problem *p, const tensors *t, results *r, naive_form form, bool given)
+static bool NAME(make_common)(NAME(work) * w)
 {
-    const size_t keys = (size_t)p->seq_k + 1;
-    NAME(work) w = {.p = p, .form = form, .q = NAME(load)(&t->q), .k = NAME(load)(&t->k), .v = NAME(load)(&t->v)};
-    w.qs = calloc((size_t)p->dim, sizeof(REAL));
-    w.s = calloc(keys, sizeof(REAL));
-    w.prob = calloc(keys, sizeof(REAL));
-    w.kept = calloc(keys, sizeof(bool));
-    w.sums = calloc((size_t)(p->dim + p->dim_v), sizeof(double));
-    w.out = calloc((size_t)(p->batch * p->heads_q * p->seq_q * p->dim_v) + 1, sizeof(REAL));
-    w.lse = calloc((size_t)(p->batch * p->heads_q * p->seq_q) + 1, sizeof(REAL));
-    bool ok = w.q && w.k && w.v && w.qs && w.s && w.prob && w.kept && w.sums && w.out && w.lse;
-    if (ok)
-        NAME(forward)(&w, r);
-    if (ok && p->op == FATTN_OP_BACKWARD) {
-        if (given) {
-            free(w.out);
-            free(w.lse);
-            w.out = NAME(load)(&t->out);
-            w.lse = NAME(load)(&t->lse);
-        }
-        const int64_t kvs = p->batch * (p->heads_q / p->group);
-        w.dout = NAME(load)(&t->dout);
-        w.dq = calloc((size_t)tensor_count(&t->q) + 1, sizeof(REAL));
-        w.dk = calloc((size_t)(kvs * p->seq_k * p->dim) + 1, sizeof(REAL));
-        w.dv = calloc((size_t)(kvs * p->seq_k * p->dim_v) + 1, sizeof(REAL));
-        w.unit_dk = calloc(keys * (size_t)p->dim, sizeof(double));
-        w.unit_dv = calloc(keys * (size_t)p->dim_v, sizeof(double));
-        ok = w.out && w.lse && w.dout && w.dq && w.dk && w.dv && w.unit_dk && w.unit_dv;
+    const problem *p = w->p;
+    REAL **const rows[] = {&w->x, &w->tanh, &w->slope, &w->s, &w->prob, &w->m};
+    bool ok = (w->q = NAME(load_queries)(w, &w->t->q)) && (w->k = NAME(load_keys)(w, &w->t->k, &w->t->k_scales)) &&
+              (w->v = NAME(load_keys)(w, &w->t->v, &w->t->v_scales)) && (w->qs = NAME(zeros)(p->dim));
+    for (int i = 0; i < 6; i++)
+        ok = ok && (*rows[i] = NAME(zeros)(p->seq_k));
+    w->kept = calloc((size_t)p->seq_k + 1, sizeof(bool));
+    w->sums = calloc((size_t)(p->dim + p->dim_v), sizeof(double));
+    return ok && w->kept && w->sums;
+}
+
+static bool NAME(make_gradients)(NAME(work) * w)
+{
+    const problem *p = w->p;
+    const tensors *t = w->t;
+    w->unit_dk = calloc((size_t)(p->seq_k * p->dim) + 1, sizeof(double));
+    w->unit_dv = calloc((size_t)(p->seq_k * p->dim_v) + 1, sizeof(double));
+    if (!w->unit_dk || !w->unit_dv || (p->dlse && !(w->dlse = NAME(load_queries)(w, &t->dlse))))
+        return false;
+    w->dq = NAME(zeros)(result_rows(p, RESULT_DQ) * p->dim);
+    w->dk = NAME(zeros)(result_rows(p, RESULT_DK) * p->dim);
+    w->dv = NAME(zeros)(result_rows(p, RESULT_DV) * p->dim_v);
+    w->dbias = NAME(zeros)(p->dbias ? result_rows(p, RESULT_DBIAS) : 0);
+    w->dsinks = NAME(zeros)(p->heads_q);
+    return (w->out = NAME(load_queries)(w, &t->out)) && (w->lse = NAME(load_queries)(w, &t->lse)) &&
+           (w->dout = NAME(load_queries)(w, &t->dout)) && w->dq && w->dk && w->dv && w->dbias && w->dsinks;
+}
+
+static bool NAME(run)(const problem *p, const geometry *g, const tensors *t, results *r, naive_form form, fattn_op op)
+{
+    NAME(work) w = {.p = p, .g = g, .t = t, .r = r, .form = form, .seed = problem_dropout_seed(p)};
+    const int64_t rows = p->batch * p->heads_q * p->seq_q;
+    bool ok = NAME(make_common)(&w);
+    if (ok && op == FATTN_OP_FORWARD) {
+        ok = (w.out = NAME(zeros)(rows * p->dim_v)) && (w.lse = NAME(zeros)(rows));
         if (ok)
-            NAME(backward)(&w, r);
-    }
+            NAME(forward)(&w);
+    } else if (ok && (ok = NAME(make_gradients)(&w)))
+        NAME(backward)(&w);
     NAME(free_work)(&w);
     return ok;
 }
@@ -274,4 +428,5 @@ static bool NAME(run)(const problem *p, const tensors *t, results *r, naive_form
 #undef EXP2
 #undef LOG
 #undef LOG2
+#undef TANH
 #undef NAME

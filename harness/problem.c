@@ -1,15 +1,11 @@
 /*
- * Problems and their names; see problem.h. A name is cut at its slashes, and each part is tried as a word of one of the
- * tables, then as a letter with a number.
+ * Problems; see problem.h. Their names are in problem_name.c.
  */
 #include "problem.h"
 
-#include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "geometry.h"
 
 const char *const layout_names[LAYOUT_COUNT + 1] = {
     [LAYOUT_BHSD] = "bhsd",
@@ -45,6 +41,7 @@ const char *const fill_names[FILL_COUNT + 1] = {
     [FILL_INF_K] = "fill-inf-k",
     [FILL_MINUS_INF] = "fill-minus-inf",
     [FILL_MINUS_INF_KEY] = "fill-minus-inf-key",
+    [FILL_BIAS_INF] = "fill-bias-inf",
 };
 
 problem problem_of(int64_t seq_q, int64_t seq_k, int64_t dim)
@@ -61,32 +58,64 @@ problem problem_of(int64_t seq_q, int64_t seq_k, int64_t dim)
                      .seed = 1};
 }
 
+static uint32_t flags_of(const problem *p)
+{
+    return (p->bias ? FATTN_WITH_BIAS : 0) | (p->alibi ? FATTN_WITH_SLOPES : 0) | (p->sinks ? FATTN_WITH_SINKS : 0) |
+           (p->dlse ? FATTN_WITH_DLSE : 0) | (p->dbias ? FATTN_WITH_DBIAS : 0) | (p->dsinks ? FATTN_WITH_DSINKS : 0);
+}
+
+uint64_t problem_dropout_seed(const problem *p)
+{
+    return p->dropout > 0 ? (p->seed + 1) * 0x9e3779b97f4a7c15u | 1 : 0;
+}
+
 fattn_desc problem_desc(const problem *p)
 {
-    return (fattn_desc){.struct_size = sizeof(fattn_desc),
-                        .dtype = p->dtype,
-                        .mask = p->mask,
-                        .align = p->align,
-                        .batch = p->batch,
-                        .heads_q = p->heads_q,
-                        .heads_kv = p->heads_q / p->group,
-                        .seq_q = p->seq_q,
-                        .seq_k = p->seq_k,
-                        .dim = p->dim,
-                        .dim_v = p->dim_v,
-                        .window_left = p->left,
-                        .window_right = p->right,
-                        .scale = p->scale};
+    fattn_desc desc = {.struct_size = sizeof(fattn_desc),
+                       .dtype = p->dtype,
+                       .out_dtype = p->out_f32 ? FATTN_F32 : FATTN_DTYPE_NONE,
+                       .kv_dtype = p->kv_i8 ? FATTN_I8 : FATTN_DTYPE_NONE,
+                       .grad_dtype = p->grad_f32 ? FATTN_F32 : FATTN_DTYPE_NONE,
+                       .mask = p->mask,
+                       .align = p->align,
+                       .flags = flags_of(p),
+                       .batch = p->batch,
+                       .heads_q = p->heads_q,
+                       .heads_kv = p->heads_q / p->group,
+                       .seq_q = p->seq_q,
+                       .seq_k = p->seq_k,
+                       .dim = p->dim,
+                       .dim_v = p->dim_v,
+                       .window_left = p->left,
+                       .window_right = p->right,
+                       .mask_size = p->mask_size,
+                       .scale = p->scale,
+                       .softcap = p->softcap,
+                       .dropout = p->dropout,
+                       .seed = problem_dropout_seed(p),
+                       .page_size = p->page_size};
+    geometry_totals(p, &desc.total_q, &desc.total_k, &desc.pages);
+    return desc;
 }
 
 bool problem_keeps(const problem *p, int64_t i, int64_t j)
 {
-    const int64_t diagonal = i + (p->align == FATTN_ALIGN_BOTTOM_RIGHT ? p->seq_k - p->seq_q : 0);
-    if (p->mask == FATTN_MASK_CAUSAL)
-        return j <= diagonal;
-    if (p->mask == FATTN_MASK_WINDOW)
-        return (p->left < 0 || diagonal - j <= p->left) && (p->right < 0 || j - diagonal <= p->right);
-    return true;
+    return mask_keeps(p, p->seq_q, p->seq_k, i, j);
+}
+
+fattn_dtype problem_out_type(const problem *p)
+{
+    return p->out_f32 ? FATTN_F32 : p->dtype;
+}
+
+fattn_dtype problem_grad_type(const problem *p)
+{
+    return p->grad_f32 ? FATTN_F32 : p->dtype;
+}
+
+fattn_dtype problem_lse_type(const problem *p)
+{
+    return p->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
 }
 
 double problem_scale(const problem *p)
@@ -111,171 +140,95 @@ bool problem_fits(const problem *p)
     return true;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- printing */
+/* ------------------------------------------------------------------------------------------------------ what makes sense */
 
-static void append(char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void append(char *name, const char *format, ...)
+static const char *wrong_sizes(const problem *p)
 {
-    const size_t used = strlen(name);
-    va_list list;
-    va_start(list, format);
-    vsnprintf(name + used, PROBLEM_NAME_SIZE - used, format, list);
-    va_end(list);
+    if (p->heads_q < 1)
+        return "h must be 1 or more";
+    if (p->group < 1 || p->heads_q % p->group != 0)
+        return "gqa does not divide h";
+    if (p->dim > 512 || p->dim_v > 512)
+        return "d and v are at most 512";
+    if (p->mask == FATTN_MASK_CHUNKED && p->mask_size < 1)
+        return "chunks must have 1 key or more";
+    if (p->bias && (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k > 0x1p28)
+        return "a bias has more than 2^28 elements";
+    return problem_fits(p) ? NULL : "a tensor has more than 2^40 elements";
 }
 
-static void append_scale(char *name, double scale)
+static const char *wrong_lengths(const problem *p)
 {
-    char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, scale);
-        if (strtod(text, NULL) == scale)
-            break;
+    const length_list *const all[] = {&p->packed_q, &p->packed_k, &p->used_q, &p->used_k};
+    for (int i = 0; i < 4; i++) {
+        const length_list *room = i == 2 && p->packed_q.kind == LENGTHS_GIVEN   ? &p->packed_q
+                                  : i == 3 && p->packed_k.kind == LENGTHS_GIVEN ? &p->packed_k
+                                                                                : NULL;
+        if (all[i]->kind == LENGTHS_GIVEN && all[i]->count != p->batch)
+            return "there must be as many lengths as sequences";
+        for (int b = 0; all[i]->kind == LENGTHS_GIVEN && b < all[i]->count; b++)
+            if (all[i]->item[b] < 0 || all[i]->item[b] > (i % 2 ? p->seq_k : p->seq_q) ||
+                (room && all[i]->item[b] > room->item[b]))
+                return "a length is more than there is room for";
+        if (i >= 2 && all[i]->kind == LENGTHS_GIVEN && all[i - 2]->kind == LENGTHS_DRAWN)
+            return "used lengths are given, but the room for them is drawn";
     }
-    append(name, "/scale:%s", text);
+    return NULL;
 }
 
-void problem_print(const problem *p, char name[PROBLEM_NAME_SIZE])
+static const char *wrong_types(const problem *p)
 {
-    const char *br = p->align == FATTN_ALIGN_BOTTOM_RIGHT ? "-br" : "";
-    name[0] = '\0';
-    append(name, "%s/%s", p->op == FATTN_OP_FORWARD ? "forward" : "backward", p->dtype == FATTN_F64 ? "f64" : "f32");
-    if (p->batch != 1)
-        append(name, "/b%" PRId64, p->batch);
-    if (p->heads_q != 1)
-        append(name, "/h%" PRId64, p->heads_q);
-    if (p->group != 1)
-        append(name, "/gqa%" PRId64, p->group);
-    append(name, "/q%" PRId64 "k%" PRId64 "/d%" PRId64, p->seq_q, p->seq_k, p->dim);
-    if (p->dim_v != p->dim)
-        append(name, "/v%" PRId64, p->dim_v);
-    if (p->mask == FATTN_MASK_CAUSAL)
-        append(name, "/causal%s", br);
-    if (p->mask == FATTN_MASK_WINDOW)
-        append(name, "/window%s:%" PRId64 ",%" PRId64, br, p->left, p->right);
-    if (p->layout != LAYOUT_BHSD)
-        append(name, "/%s", layout_names[p->layout]);
-    if (p->fill != FILL_NORMAL)
-        append(name, "/%s", fill_names[p->fill]);
-    if (p->scale != 0)
-        append_scale(name, p->scale);
-    append(name, "/seed%" PRIu64, p->seed);
+    const bool narrow = p->dtype == FATTN_F16 || p->dtype == FATTN_BF16, forward = p->op == FATTN_OP_FORWARD;
+    if ((p->out_f32 || p->grad_f32) && !narrow)
+        return "out-f32 and grad-f32 go with f16 and bf16";
+    if (p->grad_f32 && forward)
+        return "grad-f32 goes with backward";
+    if (p->kv_i8 && (!forward || p->dtype == FATTN_F64))
+        return "kv-i8 goes with forward and not with f64";
+    return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ parsing */
-
-static int find_word(const char *const *words, const char *word)
+static const char *wrong_options(const problem *p)
 {
-    for (int i = 0; words[i]; i++)
-        if (!strcmp(words[i], word))
-            return i;
-    return -1;
+    const bool forward = p->op == FATTN_OP_FORWARD;
+    if (p->page_size > 0 && (!forward || p->packed_k.kind || p->layout == LAYOUT_FAR))
+        return "paged goes with forward, not with packed keys, not with far";
+    if (forward && (p->dbias || p->dsinks || p->dlse || p->part))
+        return "dbias, dsinks, dlse and part go with backward";
+    if ((p->dbias && !p->bias) || (p->dsinks && !p->sinks))
+        return "dbias needs bias, dsinks needs sinks";
+    if (p->mask_shared && (p->mask != FATTN_MASK_INTERVALS || p->packed_q.kind))
+        return "packed rows share no intervals";
+    if (p->dropout < 0 || p->dropout >= 1 || p->softcap < 0)
+        return "dropout is in [0, 1), softcap at least 0";
+    return NULL;
 }
 
-/* "<prefix><number>" and nothing behind it. */
-static bool read_number(const char *part, const char *prefix, int64_t *number)
+/* Infinities and NaN where the formulas leave open what comes out, or where bytes cannot hold them. */
+static const char *wrong_fill(const problem *p)
 {
-    const size_t length = strlen(prefix);
-    int end = -1;
-    return !strncmp(part, prefix, length) && sscanf(part + length, "%" SCNd64 "%n", number, &end) == 1 &&
-           part[length + (size_t)end] == '\0' && *number >= 0;
+    const bool infinite_k = p->fill == FILL_INF_K || p->fill == FILL_MINUS_INF || p->fill == FILL_MINUS_INF_KEY;
+    const bool infinite = infinite_k || p->fill == FILL_INF_Q;
+    if (p->fill == FILL_BIAS_INF && !p->bias)
+        return "fill-bias-inf goes with bias";
+    if (p->kv_i8 && (infinite_k || p->fill == FILL_SUBNORMAL))
+        return "bytes hold no infinities and nothing subnormal";
+    if (infinite && (p->softcap > 0 || p->dropout > 0 || p->part || p->sinks))
+        return "infinite scores go without softcap, dropout, sinks and part";
+    if (p->fill == FILL_NAN_V && p->dropout > 0)
+        return "a NaN that is dropped is no clear case";
+    if (p->fill == FILL_HIGH && p->op == FATTN_OP_BACKWARD)
+        return "rounding lse alone makes the gradients of fill-high meaningless";
+    return NULL;
 }
 
-static bool read_mask(const char *part, problem *p)
+const char *problem_wrong(const problem *p)
 {
-    if (!strcmp(part, "full") || !strcmp(part, "causal") || !strcmp(part, "causal-br")) {
-        p->mask = part[0] == 'f' ? FATTN_MASK_FULL : FATTN_MASK_CAUSAL;
-        p->align = part[0] == 'c' && part[6] ? FATTN_ALIGN_BOTTOM_RIGHT : FATTN_ALIGN_TOP_LEFT;
-        return true;
+    const char *(*const checks[])(const problem *) = {wrong_sizes, wrong_lengths, wrong_types, wrong_options, wrong_fill};
+    for (int i = 0; i < 5; i++) {
+        const char *wrong = checks[i](p);
+        if (wrong)
+            return wrong;
     }
-    const bool br = !strncmp(part, "window-br:", 10);
-    if (!br && strncmp(part, "window:", 7) != 0)
-        return false;
-    const char *numbers = part + (br ? 10 : 7);
-    int end = -1;
-    if (sscanf(numbers, "%" SCNd64 ",%" SCNd64 "%n", &p->left, &p->right, &end) != 2 || numbers[end] != '\0')
-        return false;
-    p->mask = FATTN_MASK_WINDOW;
-    p->align = br ? FATTN_ALIGN_BOTTOM_RIGHT : FATTN_ALIGN_TOP_LEFT;
-    return p->left >= -1 && p->right >= -1;
-}
-
-static bool read_lengths(const char *part, problem *p)
-{
-    int end = -1;
-    return sscanf(part, "q%" SCNd64 "k%" SCNd64 "%n", &p->seq_q, &p->seq_k, &end) == 2 && part[end] == '\0' && p->seq_q >= 0 &&
-           p->seq_k >= 0;
-}
-
-static bool read_scale(const char *part, problem *p)
-{
-    char *end;
-    if (strncmp(part, "scale:", 6) != 0)
-        return false;
-    p->scale = strtod(part + 6, &end);
-    return end != part + 6 && *end == '\0' && isfinite(p->scale);
-}
-
-static bool read_word(const char *part, problem *p)
-{
-    static const char *const ops[] = {"forward", "backward", NULL};
-    static const char *const dtypes[] = {"f32", "f64", NULL};
-    int word;
-    if ((word = find_word(ops, part)) >= 0)
-        p->op = word == 0 ? FATTN_OP_FORWARD : FATTN_OP_BACKWARD;
-    else if ((word = find_word(dtypes, part)) >= 0)
-        p->dtype = word == 0 ? FATTN_F32 : FATTN_F64;
-    else if ((word = find_word(layout_names, part)) >= 0)
-        p->layout = (layout_kind)word;
-    else if ((word = find_word(fill_names, part)) >= 0)
-        p->fill = (fill_kind)word;
-    else
-        return false;
-    return true;
-}
-
-static bool read_part(const char *part, problem *p)
-{
-    int64_t seed;
-    if (read_number(part, "seed", &seed)) {
-        p->seed = (uint64_t)seed;
-        return true;
-    }
-    return read_word(part, p) || read_mask(part, p) || read_lengths(part, p) || read_scale(part, p) ||
-           read_number(part, "b", &p->batch) || read_number(part, "h", &p->heads_q) || read_number(part, "gqa", &p->group) ||
-           read_number(part, "d", &p->dim) || read_number(part, "v", &p->dim_v);
-}
-
-bool problem_parse(const char *text, problem *p, char *complaint, size_t size)
-{
-    char copy[PROBLEM_NAME_SIZE];
-    char ignored[8];
-    if (!complaint) {
-        complaint = ignored;
-        size = sizeof ignored;
-    }
-    *p = problem_of(-1, -1, 0);
-    p->dim_v = 0;
-    if (strlen(text) >= sizeof copy) {
-        snprintf(complaint, size, "longer than %zu characters", sizeof copy - 1);
-        return false;
-    }
-    strcpy(copy, text);
-    char *rest = NULL;
-    for (char *part = strtok_r(copy, "/", &rest); part; part = strtok_r(NULL, "/", &rest))
-        if (!read_part(part, p)) {
-            snprintf(complaint, size, "'%s' is no part of a problem's name", part);
-            return false;
-        }
-    if (p->dim_v == 0)
-        p->dim_v = p->dim;
-    const char *wrong = p->seq_q < 0                                 ? "q..k.. is missing"
-                        : p->dim < 1                                 ? "d.. is missing"
-                        : p->heads_q < 1                             ? "h must be 1 or more"
-                        : p->group < 1 || p->heads_q % p->group != 0 ? "gqa does not divide h"
-                        : !problem_fits(p)                           ? "a tensor has more than 2^40 elements"
-                                                                     : NULL;
-    if (wrong)
-        snprintf(complaint, size, "%s", wrong);
-    return !wrong;
+    return NULL;
 }

@@ -3,25 +3,29 @@
  *
  * A kernel passes if
  *   - it reports success and its own name;
- *   - every element of every output was written, and nothing else: not the guard bands, not the gaps that strides leave,
- *     not the bytes around the workspace, not an input;
+ *   - every element of every output was written, and nothing else: not the guard bands, not the gaps that strides leave, not
+ *     rows behind a sequence's used length or between packed sequences, not the bytes around the workspace, not an input;
  *   - where the truth is NaN or infinite the result is too, where the truth must be exactly zero (a row without keys, a key
- *     that nobody keeps) it is exactly zero, and elsewhere
+ *     that nobody keeps, dbias of a pair that is not kept) it is exactly zero, and elsewhere
  *
- *         |result - truth| <= (factor * worst + floor) * eps * unit + tiny
+ *         |result - truth| <= A + half an ulp of the result's type at |truth| + A
+ *         A = (factor * worst + floor) * eps * unit + tiny
  *
- *     with the row's unit (naive.h), the worst error of the naive computations in this result (in units of its row), factor
- *     2 forward and 3 backward, floor 2 forward and 3 backward (the naive computation of a small problem may be exact by
- *     luck), a quarter of seq_k more where all keys are equal, and tiny for subnormal numbers, which kernels flush to zero;
- *   - a second run, runs with other numbers of threads, a run without lse, and for a causal mask a run
- *     with window (-1, 0), give the same bits.
+ *     with the row's unit (naive.h), eps of the precision that kernels compute in, the worst error of the naive computations in
+ *     this result (in units of its row, before rounding to the result's type), factor 2 forward and 3 backward, floor 2 forward
+ *     and 3 backward (the naive computation of a small problem may be exact by luck), a quarter of seq_k more where all keys
+ * are equal, and tiny for subnormal numbers, which kernels flush to zero; the half ulp only where the result's type is coarser
+ *     than eps (rounding to it is one of the unit's errors where it is not);
+ *   - a second run, runs with other numbers of threads, a run without lse, and for a causal mask a run with window (-1, 0),
+ * give the same bits; and so does a run with one of several sequences alone (but for dbias and dsinks, which sum over
+ * sequences).
  */
 #ifndef HARNESS_RUN_H
 #define HARNESS_RUN_H
 
 #include "naive.h"
 
-enum { HARNESS_CONTEXTS_MAX = 128, HARNESS_THREADS_MAX = 8, VERDICT_TEXT = 400, KERNELS_MAX = 64 };
+enum { HARNESS_CONTEXTS_MAX = 256, HARNESS_THREADS_MAX = 8, VERDICT_TEXT = 400, KERNELS_MAX = 64 };
 
 /* What runs the library, with contexts kept for later problems. The two functions may be replaced, which is how the
  * harness is tested: by kernels that are wrong. */
@@ -50,29 +54,48 @@ typedef struct kernel_entry {
     const char *name;
     const char *refusal; /* NULL: can run it */
     uint32_t lacks;      /* CPU features that it needs and this machine lacks */
-    bool of_type;        /* its name ends in no other type than the problem's */
+    bool of_type;        /* its name ends in no other type than the problem's: _f32, _f64, _f16, _bf16 */
     bool selected;       /* what an automatic call would run */
 } kernel_entry;
 
 /* Every kernel of the problem's operation, in the library's order. Returns how many. */
 int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_MAX]);
 
+enum { CASE_INPUTS_MAX = 24, CASE_OUTPUTS_MAX = 5 };
+
 /* A problem with its numbers and the truth, ready to be run with any number of kernels. */
 typedef struct test_case {
     problem p;
+    geometry g;
     fattn_desc desc;
     tensors t;
-    arena inputs[6], outputs[3];
+    unsigned char *real_q, *real_k, *real_bias; /* of tensors with rows of queries, of keys, and of bias */
+    arena inputs[CASE_INPUTS_MAX], outputs[CASE_OUTPUTS_MAX];
+    const char *output_name[CASE_OUTPUTS_MAX];
     int inputs_count, outputs_count;
     unsigned char *inputs_copy; /* what the inputs held */
     unsigned char *outputs_copy;
     results truth, got;
     double worst[RESULT_COUNT]; /* error of the naive computation, in units */
+    struct test_case *single;   /* one of several sequences alone, without truth; NULL if there is none */
+    int64_t single_b;           /* which */
 } test_case;
 
 /* Returns false, with the reason, if the system has not enough memory. The case must stay where it is. */
 bool case_make(test_case *c, const problem *p, char *reason, size_t size);
 void case_free(test_case *c);
+
+/* For case.c: memory of all tensors of a case whose p and g are set, and its lists of integers. */
+bool case_place(test_case *c);
+
+/* args.mask_stride. */
+int64_t case_mask_stride(const test_case *c);
+
+/* Sets *single to sequence b of a case: its numbers, in memory of their own. False without memory. */
+bool case_make_single(const test_case *c, int64_t b, test_case *single);
+
+/* Whether the single sequence's results have the bits of the same rows of all. If not, `kind` is the first that differs. */
+bool case_single_same(const test_case *c, result_kind *kind);
 
 typedef struct verdict {
     bool passed;
@@ -83,8 +106,20 @@ typedef struct verdict {
 
 verdict case_run(harness *h, test_case *c, const char *kernel);
 
+/* For judge.c: notes in the verdict what is wrong, and returns false. */
+bool verdict_fail(verdict *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The arguments of a forward call, without workspace. */
+fattn_forward_args case_forward_args(const test_case *c);
+
+/* For judge.c: one call with fresh outputs and a workspace full of NaN. *ran gets the kernel's name. */
+bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v);
+
 /* An automatic call: runs the kernel that the query promised, with the same bits as when it is forced. */
 verdict case_run_automatic(harness *h, test_case *c, const char *promised);
+
+/* What fattn_scores shows of some rows of a forward problem gives the truth's out and lse, weighted and summed. */
+verdict case_look(harness *h, const test_case *c);
 
 /* From here on a stray access to memory writes to fd which problem and kernel ran, and ends the process with exit code 1. */
 void harness_catch_faults(int fd);

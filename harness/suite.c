@@ -140,6 +140,15 @@ static void run_automatic(suite *s, test_case *c, const kernel_entry *entries, i
     count_verdict(s, NULL, &c->p, "automatic", &v, file);
 }
 
+static void run_look(suite *s, const test_case *c, FILE *file)
+{
+    if (c->p.op != FATTN_OP_FORWARD)
+        return;
+    const verdict v = case_look(&s->harness, c);
+    if (!v.passed)
+        count_verdict(s, NULL, &c->p, "fattn_scores", &v, file);
+}
+
 static void run_problem(suite *s, const problem *p, FILE *file)
 {
     test_case *c = malloc(sizeof *c);
@@ -155,8 +164,10 @@ static void run_problem(suite *s, const problem *p, FILE *file)
     for (int i = 0; i < count; i++)
         if (entries[i].of_type && kernel_wanted(s, entries[i].name))
             run_kernel(s, c, &entries[i], file);
-    if (s->kernels_count == 0)
+    if (s->kernels_count == 0) {
         run_automatic(s, c, entries, count, file);
+        run_look(s, c, file);
+    }
     case_free(c);
     free(c);
 }

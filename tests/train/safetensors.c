@@ -116,6 +116,7 @@ static void test_bad_entries(void **state)
     refuse("{\"a\":{}}", 0, "'a': 0 fields");
     refuse("{\"a\":{\"shape\":[],\"data_offsets\":[0,0],\"x\":1}}", 0, "no dtype");
     refuse("{" T("a", "F31", "[1]", "[0,4]") "}", 4, "dtype 'F31'");
+    refuse("{\"a\\nb\\u001b[0m\":1}", 0, "'a?b?[0m': not an object"); /* the message stays one line and harmless */
     refuse("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4],\"x\":1}}", 4, "no shape");
     refuse("{" T("a", "F32", "[1.5]", "[0,4]") "}", 4, "shape[0]");
     refuse("{" T("a", "F32", "[1,-1]", "[0,4]") "}", 4, "shape[1]");
