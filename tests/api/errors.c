@@ -1,6 +1,6 @@
 /*
- * Every call refuses what makes no sense and what is not supported yet, by the name of the field, and then has written nothing.
- * views.c has the tensors.
+ * Every call refuses what makes no sense and what is not supported, by the name of the field, and then has written nothing.
+ * views.c has the tensors, features.c what optional arguments must be.
  */
 #include <float.h>
 #include <math.h>
@@ -22,16 +22,29 @@ static const spoiled spoiled_descs[] = {
     {"desc.dtype is 0", FATTN_ERROR_ARGUMENT, FIELD(dtype, I32), 0},
     {"desc.dtype is 5", FATTN_ERROR_ARGUMENT, FIELD(dtype, I32), 5},
     {"desc.dtype is -1", FATTN_ERROR_ARGUMENT, FIELD(dtype, I32), -1},
-    {"desc.dtype is FATTN_F16", FATTN_ERROR_UNSUPPORTED, FIELD(dtype, I32), FATTN_F16},
-    {"desc.dtype is FATTN_BF16", FATTN_ERROR_UNSUPPORTED, FIELD(dtype, I32), FATTN_BF16},
     {"desc.out_dtype is 5", FATTN_ERROR_ARGUMENT, FIELD(out_dtype, I32), 5},
     {"desc.out_dtype is -1", FATTN_ERROR_ARGUMENT, FIELD(out_dtype, I32), -1},
     {"desc.out_dtype is 2", FATTN_ERROR_UNSUPPORTED, FIELD(out_dtype, I32), FATTN_F64},
-    {"desc.mask is 3", FATTN_ERROR_ARGUMENT, FIELD(mask, I32), 3},
+    {"desc.out_dtype is 4", FATTN_ERROR_UNSUPPORTED, FIELD(out_dtype, I32), FATTN_BF16},
+    {"desc.kv_dtype is 6", FATTN_ERROR_ARGUMENT, FIELD(kv_dtype, I32), 6},
+    {"desc.kv_dtype is -1", FATTN_ERROR_ARGUMENT, FIELD(kv_dtype, I32), -1},
+    {"desc.kv_dtype is 2", FATTN_ERROR_UNSUPPORTED, FIELD(kv_dtype, I32), FATTN_F64},
+    {"desc.kv_dtype is 3", FATTN_ERROR_UNSUPPORTED, FIELD(kv_dtype, I32), FATTN_F16},
+    {"desc.grad_dtype is 5", FATTN_ERROR_ARGUMENT, FIELD(grad_dtype, I32), FATTN_I8},
+    {"desc.grad_dtype is -1", FATTN_ERROR_ARGUMENT, FIELD(grad_dtype, I32), -1},
+    {"desc.grad_dtype is 2", FATTN_ERROR_UNSUPPORTED, FIELD(grad_dtype, I32), FATTN_F64},
+    {"desc.grad_dtype is 4", FATTN_ERROR_UNSUPPORTED, FIELD(grad_dtype, I32), FATTN_BF16},
+    {"desc.mask is 7", FATTN_ERROR_ARGUMENT, FIELD(mask, I32), 7},
+    {"desc.mask_size is 0, less than 1", FATTN_ERROR_ARGUMENT, FIELD(mask, I32), FATTN_MASK_CHUNKED},
+    {"desc.mask_size is 1, but desc.mask is 1", FATTN_ERROR_ARGUMENT, FIELD(mask_size, I64), 1},
+    {"desc.mask_size is -1", FATTN_ERROR_ARGUMENT, FIELD(mask_size, I64), -1},
     {"desc.mask is -1", FATTN_ERROR_ARGUMENT, FIELD(mask, I32), -1},
     {"desc.align is 2", FATTN_ERROR_ARGUMENT, FIELD(align, I32), 2},
     {"desc.align is -1", FATTN_ERROR_ARGUMENT, FIELD(align, I32), -1},
-    {"desc.flags is 0x1", FATTN_ERROR_UNSUPPORTED, FIELD(flags, I32), 1},
+    {"desc.flags is 0x40", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), 0x40},
+    {"desc.flags is 0x80000000", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), INT32_MIN},
+    {"FATTN_WITH_DBIAS without FATTN_WITH_BIAS", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), FATTN_WITH_DBIAS},
+    {"FATTN_WITH_DSINKS without FATTN_WITH_SINKS", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), FATTN_WITH_DSINKS},
     {"desc.batch is -1", FATTN_ERROR_ARGUMENT, FIELD(batch, I64), -1},
     {"desc.heads_q is 0", FATTN_ERROR_ARGUMENT, FIELD(heads_q, I64), 0},
     {"desc.heads_q is -4", FATTN_ERROR_ARGUMENT, FIELD(heads_q, I64), -4},
@@ -48,6 +61,15 @@ static const spoiled spoiled_descs[] = {
     {"desc.batch * desc.heads_q * desc.seq_q", FATTN_ERROR_ARGUMENT, FIELD(heads_q, I64), 0x1p60},
     {"desc.batch * desc.heads_q * desc.seq_q", FATTN_ERROR_ARGUMENT, FIELD(seq_q, I64), 0x1p60},
     {"desc.batch * desc.heads_kv * desc.seq_k", FATTN_ERROR_ARGUMENT, FIELD(seq_k, I64), 0x1p48},
+    {"desc.batch * desc.heads_q * desc.total_q", FATTN_ERROR_ARGUMENT, FIELD(total_q, I64), 0x1p48},
+    {"desc.batch * desc.heads_kv * desc.total_k", FATTN_ERROR_ARGUMENT, FIELD(total_k, I64), 0x1p60},
+    {"desc.pages * desc.heads_kv * desc.page_size", FATTN_ERROR_ARGUMENT, FIELD(page_size, I64), 0x1p48},
+    {"desc.pages * desc.heads_kv * desc.page_size", FATTN_ERROR_ARGUMENT, FIELD(pages, I64), 0x1p62},
+    {"desc.total_q is -1", FATTN_ERROR_ARGUMENT, FIELD(total_q, I64), -1},
+    {"desc.total_k is -1", FATTN_ERROR_ARGUMENT, FIELD(total_k, I64), -1},
+    {"desc.page_size is -1", FATTN_ERROR_ARGUMENT, FIELD(page_size, I64), -1},
+    {"desc.pages is -1", FATTN_ERROR_ARGUMENT, FIELD(pages, I64), -1},
+    {"desc.pages is 3, but desc.page_size is 0", FATTN_ERROR_ARGUMENT, FIELD(pages, I64), 3},
     {"desc.window_left and window_right are 1 and 0", FATTN_ERROR_ARGUMENT, FIELD(window_left, I64), 1},
     {"desc.window_left and window_right are 0 and -1", FATTN_ERROR_ARGUMENT, FIELD(window_right, I64), -1},
     {"desc.scale is nan", FATTN_ERROR_ARGUMENT, FIELD(scale, F64), NAN},
@@ -57,11 +79,9 @@ static const spoiled spoiled_descs[] = {
     {"desc.softcap is -1", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), -1},
     {"desc.softcap is nan", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), NAN},
     {"desc.softcap is inf", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), INFINITY},
-    {"desc.softcap is 15", FATTN_ERROR_UNSUPPORTED, FIELD(softcap, F64), 15},
     {"desc.dropout is 1", FATTN_ERROR_ARGUMENT, FIELD(dropout, F64), 1},
     {"desc.dropout is -0.5", FATTN_ERROR_ARGUMENT, FIELD(dropout, F64), -0.5},
     {"desc.dropout is nan", FATTN_ERROR_ARGUMENT, FIELD(dropout, F64), NAN},
-    {"desc.dropout is 0.25", FATTN_ERROR_UNSUPPORTED, FIELD(dropout, F64), 0.25},
     {"desc.seed is 7", FATTN_ERROR_ARGUMENT, FIELD(seed, I64), 7},
 };
 
@@ -125,6 +145,43 @@ static void windows(void **state)
     fixture_free(&f);
 }
 
+/* Fields that another field rules out. */
+static void fields_that_disagree(void **state)
+{
+    fixture f;
+    (void)state;
+    fixture_make(&f, FATTN_F32, NULL);
+    const fattn_desc before = f.desc;
+    f.desc.mask = FATTN_MASK_DOCUMENT;
+    f.desc.window_left = -2;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_ARGUMENT, "desc.window_left is -2");
+    f.desc = before;
+    f.desc.mask = FATTN_MASK_PREFIX;
+    f.desc.mask_size = -1;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_ARGUMENT, "desc.mask_size is -1");
+    f.desc.window_right = 1;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_ARGUMENT, "desc.window_left and window_right");
+    f.desc = before;
+    f.desc.page_size = 4;
+    f.desc.pages = 9;
+    f.desc.total_k = 14;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_ARGUMENT, "k and v are either paged or packed");
+    f.desc = before;
+    f.desc.dtype = FATTN_F64;
+    f.desc.kv_dtype = FATTN_I8;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_UNSUPPORTED, "desc.kv_dtype is 5 and desc.dtype 2");
+    f.desc = before;
+    f.desc.dtype = FATTN_F16;
+    f.desc.out_dtype = FATTN_BF16;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_UNSUPPORTED, "desc.out_dtype is 4 and desc.dtype 3");
+    f.desc = before;
+    f.desc.dropout = 0.5;
+    f.desc.heads_q = f.desc.heads_kv = (int64_t)1 << 33;
+    f.desc.seq_q = f.desc.seq_k = 1;
+    refused_everywhere(&f, &f.desc, FATTN_ERROR_UNSUPPORTED, "desc.dropout is 0.5");
+    fixture_free(&f);
+}
+
 static void dtype_that_fits_what_is_large(void **state)
 {
     fixture f;
@@ -138,42 +195,17 @@ static void dtype_that_fits_what_is_large(void **state)
 
 /* ---------------------------------------------------------------------------------------------------------- arguments */
 
-#define NOT_YET(args, call, field)                                                                                             \
-    do {                                                                                                                       \
-        (args).field = (void *)&something;                                                                                     \
-        assert_refused(&f, call(f.context, &f.desc, &(args)), FATTN_ERROR_UNSUPPORTED, "args." #field " is not NULL");         \
-        (args).field = NULL;                                                                                                   \
-    } while (0)
-
-static void fields_for_later(void **state)
+/* features.c has the pointers that come with a feature. */
+static void reserved_and_stream(void **state)
 {
     fixture f;
-    double something[4] = {0};
+    int something = 0;
     (void)state;
     fixture_make(&f, FATTN_F32, NULL);
-    NOT_YET(f.forward, fattn_forward, cu_seqlens_q);
-    NOT_YET(f.forward, fattn_forward, cu_seqlens_k);
-    NOT_YET(f.forward, fattn_forward, used_q);
-    NOT_YET(f.forward, fattn_forward, used_k);
-    NOT_YET(f.forward, fattn_forward, mask_lo);
-    NOT_YET(f.forward, fattn_forward, mask_hi);
-    NOT_YET(f.forward, fattn_forward, bias);
-    NOT_YET(f.forward, fattn_forward, slopes);
-    NOT_YET(f.forward, fattn_forward, sinks);
-    NOT_YET(f.forward, fattn_forward, stream);
-    NOT_YET(f.backward, fattn_backward, dlse);
-    NOT_YET(f.backward, fattn_backward, cu_seqlens_q);
-    NOT_YET(f.backward, fattn_backward, cu_seqlens_k);
-    NOT_YET(f.backward, fattn_backward, used_q);
-    NOT_YET(f.backward, fattn_backward, used_k);
-    NOT_YET(f.backward, fattn_backward, mask_lo);
-    NOT_YET(f.backward, fattn_backward, mask_hi);
-    NOT_YET(f.backward, fattn_backward, bias);
-    NOT_YET(f.backward, fattn_backward, slopes);
-    NOT_YET(f.backward, fattn_backward, sinks);
-    NOT_YET(f.backward, fattn_backward, dbias);
-    NOT_YET(f.backward, fattn_backward, dsinks);
-    NOT_YET(f.backward, fattn_backward, stream);
+    f.forward.stream = f.backward.stream = &something;
+    assert_refused(&f, fattn_forward(f.context, &f.desc, &f.forward), FATTN_ERROR_UNSUPPORTED, "args.stream is not NULL");
+    assert_refused(&f, fattn_backward(f.context, &f.desc, &f.backward), FATTN_ERROR_UNSUPPORTED, "args.stream is not NULL");
+    f.forward.stream = f.backward.stream = NULL;
     f.forward.reserved = 1;
     assert_refused(&f, fattn_forward(f.context, &f.desc, &f.forward), FATTN_ERROR_ARGUMENT, "args.reserved is 1");
     f.backward.reserved = 2;
@@ -302,8 +334,9 @@ int main(void)
         cmocka_unit_test(no_error_at_first), /* before any call fails */
         cmocka_unit_test(fields_of_desc),
         cmocka_unit_test(windows),
+        cmocka_unit_test(fields_that_disagree),
         cmocka_unit_test(dtype_that_fits_what_is_large),
-        cmocka_unit_test(fields_for_later),
+        cmocka_unit_test(reserved_and_stream),
         cmocka_unit_test(null_pointers),
         cmocka_unit_test(rows_and_operations),
         cmocka_unit_test(workspaces),

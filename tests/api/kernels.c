@@ -35,7 +35,7 @@ static void one_is_selected(void **state)
             const fattn_kernel_info *selected = NULL;
             for (int i = 0; i < count; i++) {
                 const char *word = op == FATTN_OP_FORWARD ? "_forward" : "_backward";
-                assert_non_null(strstr(list[i].name, word));
+                assert_true(strstr(list[i].name, word) || (op == FATTN_OP_FORWARD && strstr(list[i].name, "_decode")));
                 assert_true(list[i].can_run || list[i].refusal);
                 assert_false(list[i].selected && list[i].refusal);
                 if (list[i].selected) {
@@ -118,6 +118,14 @@ static const char *selected(const fattn_context *context, const fattn_desc *desc
     return "none";
 }
 
+/* A problem with more rows than the kernels for decoding take, which would come first in their families. */
+static fattn_desc many_rows(const fixture *f)
+{
+    fattn_desc desc = f->desc;
+    desc.seq_q = desc.seq_k = 1000;
+    return desc;
+}
+
 static void lists_and_beginnings(void **state)
 {
     static const struct {
@@ -134,6 +142,7 @@ static void lists_and_beginnings(void **state)
     fixture f;
     (void)state;
     fixture_make(&f, FATTN_F32, NULL);
+    const fattn_desc desc = many_rows(&f);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fattn_context *context = make_context(1, cases[i].list);
         fattn_context_info info = {.struct_size = sizeof info};
@@ -141,10 +150,10 @@ static void lists_and_beginnings(void **state)
         assert_int_equal(fattn_context_query(context, &info), FATTN_OK);
         assert_string_equal(info.kernel, cases[i].list);
         assert_ptr_not_equal(info.kernel, cases[i].list); /* a copy */
-        assert_string_equal(selected(context, &f.desc, FATTN_OP_FORWARD), cases[i].forward);
-        assert_string_equal(selected(context, &f.desc, FATTN_OP_BACKWARD), cases[i].backward);
+        assert_string_equal(selected(context, &desc, FATTN_OP_FORWARD), cases[i].forward);
+        assert_string_equal(selected(context, &desc, FATTN_OP_BACKWARD), cases[i].backward);
         const fattn_status wanted = strcmp(cases[i].backward, "none") != 0 ? FATTN_OK : FATTN_ERROR_UNSUPPORTED;
-        assert_int_equal(fattn_workspace_size(context, &f.desc, FATTN_OP_BACKWARD, &bytes), wanted);
+        assert_int_equal(fattn_workspace_size(context, &desc, FATTN_OP_BACKWARD, &bytes), wanted);
         fattn_context_destroy(context);
     }
     fixture_free(&f);
@@ -168,20 +177,21 @@ static void environment(void **state)
     fixture f;
     (void)state;
     fixture_make(&f, FATTN_F32, NULL);
-    const char *normal = selected(f.context, &f.desc, FATTN_OP_FORWARD);
+    const fattn_desc desc = many_rows(&f);
+    const char *normal = selected(f.context, &desc, FATTN_OP_FORWARD);
     setenv("FATTN_KERNEL", "ref", 1);
     fattn_context *from_environment = make_context(1, NULL), *own = make_context(1, "cpu_generic"), *none = make_context(1, "");
     setenv("FATTN_KERNEL", "cpu_generic", 1); /* too late for them */
-    assert_string_equal(selected(from_environment, &f.desc, FATTN_OP_FORWARD), "ref_forward");
-    assert_string_equal(selected(own, &f.desc, FATTN_OP_FORWARD), "cpu_generic_forward_f32");
-    assert_string_equal(selected(none, &f.desc, FATTN_OP_FORWARD), normal);
+    assert_string_equal(selected(from_environment, &desc, FATTN_OP_FORWARD), "ref_forward");
+    assert_string_equal(selected(own, &desc, FATTN_OP_FORWARD), "cpu_generic_forward_f32");
+    assert_string_equal(selected(none, &desc, FATTN_OP_FORWARD), normal);
     setenv("FATTN_KERNEL", "nonsense", 1);
     fattn_context *context;
     assert_int_equal(fattn_context_create(NULL, &context), FATTN_ERROR_ARGUMENT);
     assert_non_null(strstr(fattn_last_error(), "FATTN_KERNEL"));
     setenv("FATTN_KERNEL", "", 1);
     assert_int_equal(fattn_context_create(NULL, &context), FATTN_OK);
-    assert_string_equal(selected(context, &f.desc, FATTN_OP_FORWARD), normal);
+    assert_string_equal(selected(context, &desc, FATTN_OP_FORWARD), normal);
     unsetenv("FATTN_KERNEL");
     fattn_context_destroy(context);
     fattn_context_destroy(from_environment);
@@ -232,7 +242,7 @@ static void composed_is_only_forced(void **state)
         skip();
 }
 
-/* The bits that forward and backward of a family of kernels write while the caller rounds in this way. */
+/* The bits that forward and backward write while the caller rounds in this way. */
 static void results_in_mode(fixture *f, int rounding)
 {
     poison(f);
@@ -260,11 +270,13 @@ static void caller_rounds_otherwise(void **state)
         const int count = count_kernels(&f, FATTN_OP_FORWARD, list);
         fixture_free(&f);
         for (int i = 0; i < count; i++) {
-            char family[64];
+            char both[128];
             if (!list[i].can_run)
                 continue;
-            snprintf(family, sizeof family, "%.*s", (int)(strstr(list[i].name, "_forward") - list[i].name), list[i].name);
-            fixture_make(&f, dtypes[t], family);
+            const char *word = strstr(list[i].name, "_decode");
+            word = word ? word : strstr(list[i].name, "_forward");
+            snprintf(both, sizeof both, "%s,%.*s_backward", list[i].name, (int)(word - list[i].name), list[i].name);
+            fixture_make(&f, dtypes[t], both);
             results_in_mode(&f, FE_TONEAREST);
             nearest = f;
             for (size_t r = 0; r < sizeof roundings / sizeof *roundings; r++) {

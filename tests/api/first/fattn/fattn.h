@@ -1,0 +1,333 @@
+/* Frozen: the public header of version 0.1 as it first was. first_client.c is compiled with it alone, and has to run with the
+ * library of today. */
+/*
+ * fattn: exact attention for CPUs and GPUs, as a C library.
+ *
+ *     out = softmax(scale * q k^T, over the keys that the mask keeps) v
+ *
+ * and its gradient, computed tile by tile with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022,
+ * "FlashAttention", algorithms 1 and 4; Dao 2023, "FlashAttention-2", algorithms 1 and 2). Nothing of size
+ * seq_q x seq_k is ever stored, except by the kernel `composed`, which exists to be compared with.
+ *
+ * This header is the manual.
+ *
+ * A whole program
+ * ---------------
+ *
+ *     fattn_context *context;
+ *     if (fattn_context_create(NULL, &context) != FATTN_OK)
+ *         fail(fattn_last_error());
+ *
+ *     fattn_desc desc = {.struct_size = sizeof desc, .dtype = FATTN_F32, .mask = FATTN_MASK_CAUSAL,
+ *                        .batch = 2, .heads_q = 8, .heads_kv = 2, .seq_q = 1024, .seq_k = 1024, .dim = 64, .dim_v = 64};
+ *
+ *     size_t bytes;
+ *     fattn_workspace_size(context, &desc, FATTN_OP_FORWARD, &bytes);
+ *
+ *     fattn_forward_args args = {.struct_size = sizeof args,
+ *                                .q = fattn_view_bhsd(q, 8, 1024, 64), .k = fattn_view_bhsd(k, 2, 1024, 64),
+ *                                .v = fattn_view_bhsd(v, 2, 1024, 64), .out = fattn_view_bhsd(out, 8, 1024, 64),
+ *                                .lse = lse, .workspace = malloc(bytes), .workspace_size = bytes};
+ *     if (fattn_forward(context, &desc, &args) != FATTN_OK)
+ *         fail(fattn_last_error());
+ *
+ * Conventions
+ * -----------
+ *
+ *   Tensors    q, out, dout, dq: [batch, heads_q, seq_q, dim or dim_v];  k, v, dk, dv: [batch, heads_kv, seq_k, dim or
+ *              dim_v]. Each is a view with its own strides, so any order of batch, heads and rows in memory works, and
+ *              packed qkv does; only the last dimension must be contiguous.
+ *   Heads      query head h reads key/value head h / (heads_q / heads_kv); heads_q must be a multiple of heads_kv.
+ *   lse        the natural logarithm of the softmax denominator, lse[b][h][i] = ln sum_j exp(scale * q_i . k_j), over the
+ *              kept keys j; contiguous [batch, heads_q, seq_q]; float, or double where dtype is FATTN_F64.
+ *   No keys    a query row that keeps no key (or whose every score is -inf) gives out 0, lse -inf, and zero gradients.
+ *   Range      subnormal numbers may count as 0. The kernels cpu_... compute in the tensors' own type, in log2 units and with
+ *              the scale folded into q and k: where the size of a score exceeds the type's largest number / log2(e), or an
+ *              element of scale * log2(e) * q or scale * k leaves its normal numbers, results are NaN, or as without the term.
+ *   NaN        follows IEEE arithmetic: a NaN in a query row makes that row NaN and leaves the other rows alone.
+ *   Sizes      every size counts elements, never bytes, except struct_size and workspace_size. Zero is a valid batch,
+ *              seq_q or seq_k. Offsets are 64-bit throughout.
+ *   Structs    begin with struct_size, set by the caller to sizeof the struct it was compiled with. Fields are only ever
+ *              appended, and zero keeps the older meaning, so programs compiled with an older header keep working. A
+ *              struct that is larger than the library's own is accepted only if the tail it does not know is zero.
+ *   Errors     every call that can fail returns a status, and fattn_last_error() then says what was wrong, mostly a field
+ *              and the two values that disagree. The library never prints, aborts or exits. After an error no tensor was
+ *              written.
+ *   Memory     calls allocate nothing but, the first time, the threads of the built-in pool; only the kernel `composed` is
+ *              different, as its matrix product library may allocate. Ask fattn_workspace_size(), pass that many bytes. The
+ *              workspace holds nothing between calls; calls that run at the same time need one each.
+ *   Threads    a context never changes after it was made, and any number of threads may use it at once.
+ *   Signals    handlers may run during a call, but not one of the kernel `composed`: with oneDNN 2.6.3 they break the program's
+ *              memory. Block them before its first call, so that OpenMP's threads inherit the mask.
+ *   Determinism  results are the same bits for any number of threads and in every run with the same kernel; on x86 also
+ *              whatever the caller's rounding mode is.
+ */
+#ifndef FATTN_FATTN_H
+#define FATTN_FATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FATTN_VERSION_MAJOR 0
+#define FATTN_VERSION_MINOR 1
+#define FATTN_VERSION_PATCH 0
+
+/* Visibility and the must-check attribute; nothing to know about for callers. */
+#if defined(_WIN32) && defined(FATTN_SHARED)
+#if defined(FATTN_BUILDING)
+#define FATTN_API __declspec(dllexport)
+#else
+#define FATTN_API __declspec(dllimport)
+#endif
+#elif defined(__GNUC__)
+#define FATTN_API __attribute__((visibility("default")))
+#else
+#define FATTN_API
+#endif
+#if defined(__GNUC__)
+#define FATTN_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define FATTN_MUST_CHECK
+#endif
+
+/* ------------------------------------------------------------------------------------------------------------ status */
+
+/* What a call came to. The numbers are part of the ABI and do not change. */
+typedef enum fattn_status {
+    FATTN_OK = 0,
+    FATTN_ERROR_ARGUMENT = -1,    /* a null pointer, a size, stride or enumerator that makes no sense */
+    FATTN_ERROR_UNSUPPORTED = -2, /* makes sense, but neither this version nor the forced kernel can do it */
+    FATTN_ERROR_WORKSPACE = -3,   /* the workspace is missing or too small */
+    FATTN_ERROR_MEMORY = -4,      /* the system had no memory (only when a context is made) */
+    FATTN_ERROR_SYSTEM = -5       /* the system refused something else; no call returns it yet */
+} fattn_status;
+
+/* The name of a status, "FATTN_ERROR_ARGUMENT"; "unknown status" for a number that is none. Never NULL. */
+FATTN_API const char *fattn_status_name(fattn_status status);
+
+/* What was wrong with this thread's last call that failed: one line without newline, valid until its next failing call.
+ * The empty string if none failed yet. */
+FATTN_API const char *fattn_last_error(void);
+
+/* The version of the library that is running, "0.1.0"; the macros above are those of the header. */
+FATTN_API const char *fattn_version(void);
+
+/* ----------------------------------------------------------------------------------------------------------- problems */
+
+typedef enum fattn_dtype {
+    FATTN_DTYPE_NONE = 0, /* not set: an error as dtype, "the same as dtype" as out_dtype */
+    FATTN_F32 = 1,
+    FATTN_F64 = 2,
+    FATTN_F16 = 3, /* not supported yet */
+    FATTN_BF16 = 4 /* not supported yet */
+} fattn_dtype;
+
+/* Which keys a query row keeps: always one interval of keys. With off = 0 (top-left) or seq_k - seq_q (bottom-right): */
+typedef enum fattn_mask {
+    FATTN_MASK_FULL = 0,   /* every key */
+    FATTN_MASK_CAUSAL = 1, /* row i keeps keys 0 .. i+off */
+    FATTN_MASK_WINDOW = 2  /* row i keeps keys i+off-window_left .. i+off+window_right, both ends included; -1 = unbounded */
+} fattn_mask;
+
+/* Where the diagonal of a causal or window mask lies when seq_q and seq_k differ. */
+typedef enum fattn_align {
+    FATTN_ALIGN_TOP_LEFT = 0,    /* row 0 stands at key 0 */
+    FATTN_ALIGN_BOTTOM_RIGHT = 1 /* the last row stands at the last key: what decoding with a cache wants */
+} fattn_align;
+
+typedef enum fattn_op { FATTN_OP_FORWARD = 1, FATTN_OP_BACKWARD = 2 } fattn_op;
+
+/* What is to be computed. No pointers and no padding, so it can be printed, compared and hashed byte by byte. */
+typedef struct fattn_desc {
+    uint32_t struct_size; /* sizeof(fattn_desc) */
+    int32_t dtype;        /* fattn_dtype of q, k, v and of all gradients */
+    int32_t out_dtype;    /* fattn_dtype of out and dout; 0 = dtype. Others are not supported yet */
+    int32_t mask;         /* fattn_mask */
+    int32_t align;        /* fattn_align; only causal and window masks look at it */
+    uint32_t flags;       /* must be 0 */
+    int64_t batch;        /* >= 0 */
+    int64_t heads_q;      /* >= 1, a multiple of heads_kv */
+    int64_t heads_kv;     /* >= 1 */
+    int64_t seq_q;        /* >= 0 */
+    int64_t seq_k;        /* >= 0 */
+    int64_t dim;          /* 1 .. 512: length of a query and of a key */
+    int64_t dim_v;        /* 1 .. 512: length of a value and of an output row */
+    int64_t window_left;  /* FATTN_MASK_WINDOW: >= -1; other masks: 0 */
+    int64_t window_right; /* likewise */
+    double scale;         /* factor on q . k before the softmax, any sign; 0 = 1/sqrt(dim) */
+    double softcap;       /* cap * tanh(score / cap); 0 = none. Not supported yet */
+    double dropout;       /* probability in [0, 1); 0 = none. Not supported yet */
+    uint64_t seed;        /* of dropout; must be 0 without it */
+} fattn_desc;
+
+/* Where a tensor lies: element (b, h, i, d) is data[b*stride_batch + h*stride_head + i*stride_row + d]. Strides count
+ * elements. Inputs may have any strides, zero (broadcast) and negative ones too; the elements of an output must not
+ * overlap: in the order of their size, each of its strides must step over all that the smaller ones span, as those of every
+ * permuted or sliced contiguous tensor do. data must be aligned to its type. It may be NULL only where the tensor has no
+ * elements. */
+typedef struct fattn_view {
+    void *data; /* not written through where the argument is an input */
+    int64_t stride_batch;
+    int64_t stride_head;
+    int64_t stride_row;
+} fattn_view;
+
+/* A contiguous [batch, heads, seq, dim] tensor. */
+static inline fattn_view fattn_view_bhsd(const void *data, int64_t heads, int64_t seq, int64_t dim)
+{
+    fattn_view view = {(void *)(uintptr_t)data, heads * seq * dim, seq * dim, dim};
+    return view;
+}
+
+/* A contiguous [batch, seq, heads, dim] tensor. */
+static inline fattn_view fattn_view_bshd(const void *data, int64_t heads, int64_t seq, int64_t dim)
+{
+    fattn_view view = {(void *)(uintptr_t)data, seq * heads * dim, dim, heads * dim};
+    return view;
+}
+
+/* The keys that query row `row` keeps: [*lo, *hi), empty as lo == hi. The one definition that every kernel uses.
+ * Errors: FATTN_ERROR_ARGUMENT for a bad desc, a null pointer, or a row outside 0 .. seq_q-1. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_mask_interval(const fattn_desc *desc, int64_t row, int64_t *lo, int64_t *hi);
+
+/* ------------------------------------------------------------------------------------------------------------ context */
+
+/* A caller's own way to run work: call body(arg, 0) .. body(arg, count - 1), each once, in any order and on any threads,
+ * and return when all have returned. One after another on the calling thread is fine. count is at most the context's
+ * threads. */
+typedef void (*fattn_parallel_for)(void *user, int32_t count, void (*body)(void *arg, int32_t index), void *arg);
+
+typedef struct fattn_context_options {
+    uint32_t struct_size;            /* sizeof(fattn_context_options) */
+    int32_t threads;                 /* 1 .. 1024; 0 = as many as the process may use (affinity mask and CPU quota) */
+    fattn_parallel_for parallel_for; /* NULL = the built-in pool; its threads start at the first call that needs them */
+    void *user;                      /* handed to parallel_for */
+    const char *kernel;              /* force kernels by name, see fattn_kernel_query; NULL = what FATTN_KERNEL says in the
+                                        environment when the context is made, else automatic; "" = automatic. A name
+                                        that this build does not have is an error */
+} fattn_context_options;
+
+typedef struct fattn_context fattn_context;
+
+/* Makes a context. options may be NULL: every default. On error *context is NULL. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_context_create(const fattn_context_options *options, fattn_context **context);
+
+/* Ends its threads and frees it. No call may be using it. NULL does nothing. */
+FATTN_API void fattn_context_destroy(fattn_context *context);
+
+/* CPU features that kernels ask for. */
+#define FATTN_CPU_AVX2        0x1u /* AVX2 and FMA */
+#define FATTN_CPU_AVX512      0x2u /* AVX-512 F, BW, DQ, VL */
+#define FATTN_CPU_F16C        0x4u
+#define FATTN_CPU_AVX512_BF16 0x8u
+#define FATTN_CPU_AMX_BF16    0x10u
+
+typedef struct fattn_context_info {
+    uint32_t struct_size;  /* in: sizeof(fattn_context_info) */
+    int32_t threads;       /* the most threads that a call uses, the caller's included */
+    uint32_t cpu_features; /* FATTN_CPU_... bits that this machine has and the system lets programs use */
+    int32_t builtin_pool;  /* 1 if the built-in pool runs the work, 0 if the caller's parallel_for does */
+    const char *kernel;    /* the forced kernels, or NULL; valid as long as the context */
+    const char *build;     /* compiler and options of the library, one line */
+} fattn_context_info;
+
+/* What a context found and was told. Fills as much of *info as info->struct_size covers. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_context_query(const fattn_context *context, fattn_context_info *info);
+
+/* ------------------------------------------------------------------------------------------------------------ kernels */
+
+typedef struct fattn_kernel_info {
+    uint32_t struct_size; /* in: sizeof(fattn_kernel_info) */
+    int32_t selected;     /* 1 if a call with this context and descriptor would run this kernel */
+    const char *name;     /* "cpu_avx2_forward_f32"; static */
+    const char *refusal;  /* why it cannot, should not, or was not asked to run here, "needs AVX2 and FMA"; else NULL; static */
+    int32_t can_run;      /* 1 if forcing it would work */
+    uint32_t needs;       /* FATTN_CPU_... bits */
+    uint64_t workspace;   /* bytes it needs for this problem, if can_run */
+} fattn_kernel_info;
+
+/* Describes kernel number `index` (from 0, in the order of preference) of operation `op` for a problem: its name, whether
+ * it can and would run, and the reason if not. The first that can and should run is taken; nothing falls back silently.
+ * Past the last kernel the status is FATTN_ERROR_ARGUMENT and info->name is NULL.
+ *
+ * Names read <family>_<op>_<type>, without the type where a kernel takes every one. A context's `kernel` is a comma-separated
+ * list of names, or of their beginnings up to an underscore: "ref", "composed", "cpu_avx2", "cpu_avx2_forward,ref_backward".
+ * Forcing overrules what should run, never what can: a call for which no kernel of the list can run fails with
+ * FATTN_ERROR_UNSUPPORTED. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_kernel_query(const fattn_context *context, const fattn_desc *desc, fattn_op op,
+                                                           int32_t index, fattn_kernel_info *info);
+
+/* The bytes of workspace that `op` needs for this problem with this context: depends on desc and on the context's threads
+ * and forced kernel, not on pointers or strides. May be 0. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_workspace_size(const fattn_context *context, const fattn_desc *desc, fattn_op op,
+                                                             size_t *bytes);
+
+/* ------------------------------------------------------------------------------------------------------------ forward */
+
+typedef struct fattn_forward_args {
+    uint32_t struct_size;  /* sizeof(fattn_forward_args) */
+    uint32_t reserved;     /* 0 */
+    fattn_view q;          /* [batch, heads_q, seq_q, dim] */
+    fattn_view k;          /* [batch, heads_kv, seq_k, dim] */
+    fattn_view v;          /* [batch, heads_kv, seq_k, dim_v] */
+    fattn_view out;        /* [batch, heads_q, seq_q, dim_v], written; must not overlap an input */
+    void *lse;             /* [batch, heads_q, seq_q], written; NULL = not wanted. backward needs it */
+    void *workspace;       /* any alignment; NULL if 0 bytes are needed */
+    size_t workspace_size; /* bytes */
+    const char **kernel;   /* if not NULL, receives the name of the kernel that ran, static */
+    /* Not supported yet; must be NULL. */
+    const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [batch + 1]: sequences of differing lengths, packed */
+    const int32_t *used_q, *used_k;             /* [batch]: rows in use */
+    const int32_t *mask_lo, *mask_hi;           /* [seq_q]: a mask given as an interval of keys per row */
+    const fattn_view *bias;                     /* [batch, heads_q, seq_q, seq_k], added to the scores */
+    const float *slopes;                        /* [heads_q]: ALiBi */
+    const float *sinks;                         /* [heads_q]: one more logit in each row's sum */
+    void *stream;                               /* GPU */
+} fattn_forward_args;
+
+/* out and lse of a problem. Errors: FATTN_ERROR_ARGUMENT (a field makes no sense), FATTN_ERROR_UNSUPPORTED (no kernel can),
+ * FATTN_ERROR_WORKSPACE. Reads and writes nothing outside the views, lse and the workspace. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_forward(const fattn_context *context, const fattn_desc *desc,
+                                                      const fattn_forward_args *args);
+
+/* ----------------------------------------------------------------------------------------------------------- backward */
+
+typedef struct fattn_backward_args {
+    uint32_t struct_size;  /* sizeof(fattn_backward_args) */
+    uint32_t reserved;     /* 0 */
+    fattn_view q, k, v;    /* as in forward */
+    fattn_view out;        /* what forward wrote; an input here */
+    fattn_view dout;       /* [batch, heads_q, seq_q, dim_v]: gradient of the loss with respect to out */
+    fattn_view dq, dk, dv; /* shapes of q, k, v; written, not added to. All three are required */
+    const void *lse;       /* what forward wrote */
+    void *workspace;
+    size_t workspace_size; /* bytes */
+    const char **kernel;   /* if not NULL, receives the name of the kernel that ran, static */
+    /* Not supported yet; must be NULL. */
+    const void *dlse;                           /* [batch, heads_q, seq_q]: gradient with respect to lse */
+    const int32_t *cu_seqlens_q, *cu_seqlens_k; /* as in forward, down to sinks */
+    const int32_t *used_q, *used_k;
+    const int32_t *mask_lo, *mask_hi;
+    const fattn_view *bias;
+    const float *slopes;
+    const float *sinks;
+    const fattn_view *dbias;
+    float *dsinks;
+    void *stream;
+} fattn_backward_args;
+
+/* dq, dk, dv from what forward read and wrote: the scores are computed again, nothing of size seq_q x seq_k was kept.
+ * With D_i = sum_d dout_id out_id, p = exp(scale q.k - lse), ds = p (dout.v - D) scale: dq = ds k, dk = ds^T q,
+ * dv = p^T dout; dk and dv sum over the query heads of their group. Errors as fattn_forward. */
+FATTN_API FATTN_MUST_CHECK fattn_status fattn_backward(const fattn_context *context, const fattn_desc *desc,
+                                                       const fattn_backward_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
