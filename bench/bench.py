@@ -22,11 +22,14 @@ def fattn(*arguments):
 
 
 def attention(**options):
-    """One run of the benchmark: option names as on the command line, lists for grids."""
+    """One run of the benchmark: option names as on the command line, lists for grids, True and False for flags."""
     arguments = ["bench", "attention", "--device", "cpu", "--json"]
     for name, value in options.items():
-        value = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-        arguments += ["--" + name.replace("_", "-"), value]
+        name = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments += [name] if value else []
+        else:
+            arguments += [name, ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return fattn(*arguments)
 
 

@@ -2,7 +2,6 @@
  * Times one problem with several kernels in turns: a slice of runs with the first, a slice with the second, ..., a probe of
  * the machine's peak, and again, so that a noisy neighbour or a changing clock meets all of them.
  */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +10,17 @@
 
 #include "bench.h"
 #include "cli.h"
-#include "json_out.h"
 
 enum { RUNS_MAX = 20000 };
 
 static const double slice_seconds = 0.02; /* of one kernel's turn */
 static const double probe_long = 0.03, probe_short = 0.003;
+
+/* Slices and probes are no longer than the time that a kernel gets. */
+static double at_most(const bench_cell *cell, double seconds)
+{
+    return fmin(seconds, cell->seconds);
+}
 
 /* A kernel at work. */
 typedef struct turn {
@@ -47,7 +51,6 @@ typedef struct session {
 static int open_turn(session *s, turn *t)
 {
     const bench_cell *cell = s->cell;
-    const fattn_desc desc = problem_desc(&cell->p);
     const fattn_context_options options = {
         .struct_size = sizeof options, .threads = cell->threads, .kernel = strcmp(t->asked, "auto") ? t->asked : NULL};
     fattn_context_info info = {.struct_size = sizeof info};
@@ -56,7 +59,7 @@ static int open_turn(session *s, turn *t)
         return CLI_WRONG;
     }
     bool ok = fattn_context_query(t->context, &info) == FATTN_OK &&
-              fattn_workspace_size(t->context, &desc, cell->p.op, &t->bytes) == FATTN_OK;
+              fattn_workspace_size(t->context, &s->data.desc, bench_op(cell), &t->bytes) == FATTN_OK;
     if (ok) {
         t->workspace = malloc(t->bytes + 1);
         t->samples = malloc(RUNS_MAX * sizeof *t->samples);
@@ -95,18 +98,15 @@ static void probe_peaks(session *s, double seconds)
         if (!t->result.name || done[t->unit])
             continue;
         done[t->unit] = true;
-        s->peak[t->unit] =
-            fmax(s->peak[t->unit], machine_fma_peak(t->unit, s->cell->p.dtype == FATTN_F64, s->threads, seconds));
+        s->peak[t->unit] = fmax(s->peak[t->unit], machine_fma_peak(t->unit, s->cell->dtype == FATTN_F64, s->threads, seconds));
     }
 }
 
-static void probe_reading(session *s)
+/* Measures reading once more. */
+static void probe_reading(session *s, double seconds)
 {
-    if (!s->cell->decode)
-        return;
-    const vector_unit best = machine_unit("", s->features);
-    const size_t bytes = s->data.set_bytes * (size_t)s->data.sets;
-    s->read_gbps = fmax(s->read_gbps, machine_read_bandwidth(best, bytes, s->threads, 10 * probe_long));
+    if (s->cell->pass == BENCH_DECODE)
+        s->read_gbps = fmax(s->read_gbps, bench_read_bandwidth(&s->data, s->threads, seconds));
 }
 
 /* ------------------------------------------------------------------------------------------------------------- timing */
@@ -114,7 +114,7 @@ static void probe_reading(session *s)
 /* One kernel's turn. Its first run warms up and does not count, unless the turn has no time for a second. */
 static void take_turn(session *s, turn *t)
 {
-    const double start = machine_seconds();
+    const double start = machine_seconds(), slice = at_most(s->cell, slice_seconds);
     bool counted = false;
     for (int run = 0; t->runs < RUNS_MAX; run++) {
         const double before = machine_seconds();
@@ -122,11 +122,11 @@ static void take_turn(session *s, turn *t)
             break;
         const double after = machine_seconds();
         t->next_set = (t->next_set + 1) % s->data.sets;
-        if (run > 0 || after - start > slice_seconds) {
+        if (run > 0 || after - start > slice) {
             t->samples[t->runs++] = after - before;
             counted = true;
         }
-        if (counted && after - start > slice_seconds)
+        if (counted && after - start > slice)
             break;
     }
     t->spent += machine_seconds() - start;
@@ -155,8 +155,8 @@ static void summarise(session *s, turn *t)
 static void time_all(session *s)
 {
     const bench_cell *cell = s->cell;
-    probe_peaks(s, probe_long);
-    probe_reading(s);
+    probe_peaks(s, at_most(cell, probe_long));
+    probe_reading(s, at_most(cell, probe_long));
     for (bool more = true; more;) {
         more = false;
         for (int i = 0; i < cell->kernels; i++) {
@@ -166,100 +166,22 @@ static void time_all(session *s)
             take_turn(s, t);
             more |= t->runs < RUNS_MAX && (t->spent < cell->seconds || t->runs < 3) && t->spent < 4 * cell->seconds + 1;
         }
-        probe_peaks(s, probe_short);
+        probe_peaks(s, at_most(cell, probe_short));
+        probe_reading(s, at_most(cell, slice_seconds));
     }
-    probe_peaks(s, probe_long);
-    probe_reading(s);
+    probe_peaks(s, at_most(cell, probe_long));
+    probe_reading(s, at_most(cell, probe_long));
     for (int i = 0; i < cell->kernels; i++)
         if (s->turns[i].result.name)
             summarise(s, &s->turns[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ printing */
-
-static void mask_name(const problem *p, char *text, size_t size)
-{
-    const char *br = p->align == FATTN_ALIGN_BOTTOM_RIGHT ? "-br" : "";
-    if (p->mask == FATTN_MASK_WINDOW)
-        snprintf(text, size, "window%s:%" PRId64 ",%" PRId64, br, p->left, p->right);
-    else
-        snprintf(text, size, "%s%s", p->mask == FATTN_MASK_CAUSAL ? "causal" : "full", br);
-}
-
-static void print_json(const session *s, const bench_result *r)
-{
-    const bench_cell *cell = s->cell;
-    const problem *p = &cell->p;
-    const double operations = bench_operations(cell), bytes = bench_bytes(cell), gbps = bytes / r->ms * 1e-6;
-    char mask[80], cpu[128];
-    mask_name(p, mask, sizeof mask);
-    machine_cpu_name(cpu, sizeof cpu);
-    json_out json = json_begin(stdout);
-    json_string(&json, "op", p->op == FATTN_OP_FORWARD ? "forward" : "backward");
-    json_string(&json, "pass", cell->decode ? "decode" : p->op == FATTN_OP_FORWARD ? "fwd" : "bwd");
-    json_string(&json, "kernel", r->name);
-    json_string(&json, "device", "cpu");
-    json_string(&json, "device_name", cpu);
-    json_string(&json, "dtype", p->dtype == FATTN_F64 ? "f64" : "f32");
-    json_string(&json, "layout", layout_names[p->layout]);
-    json_int(&json, "batch", p->batch);
-    json_int(&json, "heads", p->heads_q);
-    json_int(&json, "heads_kv", p->heads_q / p->group);
-    json_int(&json, "seq_q", p->seq_q);
-    json_int(&json, "seq_k", p->seq_k);
-    json_int(&json, "dim", p->dim);
-    json_int(&json, "dim_v", p->dim_v);
-    json_string(&json, "mask", mask);
-    json_int(&json, "threads", s->threads);
-    json_double(&json, "ms", r->ms);
-    json_double(&json, "ms_min", r->ms_min);
-    json_int(&json, "runs", r->runs);
-    json_double(&json, "gflops", operations / r->ms * 1e-6);
-    json_double(&json, "peak_gflops", r->peak_gflops);
-    json_double(&json, "fraction_of_peak", operations / r->ms_min * 1e-6 / r->peak_gflops);
-    json_double(&json, "bytes", bytes);
-    json_double(&json, "gbps", gbps);
-    if (cell->decode) {
-        json_double(&json, "copy_gbps", s->read_gbps);
-        json_double(&json, "fraction_of_copy", s->read_gbps > 0 ? bytes / r->ms_min * 1e-6 / s->read_gbps : NAN);
-    }
-    json_int(&json, "workspace_bytes", (int64_t)r->workspace);
-    json_double(&json, "max_error", r->max_error);
-    json_end(&json);
-}
-
-/* Columns; `fastest` is the least time of the first kernel of the cell, to which the others are compared. */
-static void print_row(const session *s, const bench_result *r, double reference)
-{
-    const bench_cell *cell = s->cell;
-    const problem *p = &cell->p;
-    const double operations = bench_operations(cell), bytes = bench_bytes(cell);
-    char mask[80], shape[96];
-    mask_name(p, mask, sizeof mask);
-    snprintf(shape, sizeof shape, "b%" PRId64 " h%" PRId64 ":%" PRId64 " %" PRId64 "x%" PRId64 " d%" PRId64, p->batch,
-             p->heads_q, p->heads_q / p->group, p->seq_q, p->seq_k, p->dim);
-    if (p->dim_v != p->dim)
-        snprintf(shape + strlen(shape), sizeof shape - strlen(shape), ",%" PRId64, p->dim_v);
-    printf("%-26s %-26s %-10s %-4s %3d %10.4f %10.4f %8.1f %6.3f", r->name, shape, mask, layout_names[p->layout], s->threads,
-           r->ms, r->ms_min, operations / r->ms * 1e-6, operations / r->ms_min * 1e-6 / r->peak_gflops);
-    printf(" %7.1f", bytes / r->ms * 1e-6);
-    if (cell->decode)
-        printf(" %6.3f", s->read_gbps > 0 ? bytes / r->ms_min * 1e-6 / s->read_gbps : NAN);
-    else
-        printf(" %6s", "");
-    printf(" %8.1e %6.2f\n", r->max_error, reference / r->ms_min);
-    fflush(stdout);
-}
-
-static void print_heads(void)
-{
-    printf("%-26s %-26s %-10s %-4s %3s %10s %10s %8s %6s %7s %6s %8s %6s\n", "kernel", "shape", "mask", "lay", "thr", "ms",
-           "ms_min", "gflops", "/peak", "GB/s", "/copy", "error", "speed");
-}
+/* ----------------------------------------------------------------------------------------------------------- reporting */
 
 static int report(const session *s)
 {
     const bench_cell *cell = s->cell;
+    const bench_setting setting = {cell, &s->data.sequences, s->threads, s->read_gbps};
     int code = CLI_OK;
     double reference = 0;
     for (int i = 0; i < cell->kernels; i++) {
@@ -269,9 +191,9 @@ static int report(const session *s)
         if (reference == 0)
             reference = r->ms_min;
         if (cell->json)
-            print_json(s, r);
+            bench_print_json(&setting, r);
         else
-            print_row(s, r, reference);
+            bench_print_row(&setting, r, reference);
         if (!(r->max_error <= r->allowed_error)) {
             cli_error("bench: %s is wrong: error %g, allowed %g", r->name, r->max_error, r->allowed_error);
             code = CLI_FAILED;
@@ -297,7 +219,7 @@ static int run_session(session *s)
         return CLI_FAILED;
     }
     if (cell->first && !cell->json)
-        print_heads();
+        bench_print_heads();
     time_all(s);
     return report(s);
 }
