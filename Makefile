@@ -1,15 +1,18 @@
 # A front end over CMake's presets (docs/decisions/0007). `make help` lists what there is.
 #
-#   PRESET=release   release, debug, asan, tsan, clang, ci, library; each builds in build/$(PRESET)
+#   PRESET=release   release, debug, asan, tsan, fuzz, clang, ci, library, aarch64; each builds in build/$(PRESET)
 #   PREFIX=/usr/local  where `make install` puts things; DESTDIR is honoured
+#   FUZZ_SECONDS=60  how long `make fuzz` runs each target
 #   JOBS=...         how many compilers at once; default: the processors there are
 
 PRESET ?= release
 PREFIX ?= /usr/local
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+FUZZ_SECONDS ?= 60
 BUILD := build/$(PRESET)
 
-.PHONY: all deps demo check check-asan check-tsan check-install install format format-check clean help
+.PHONY: all deps demo check check-asan check-tsan check-aarch64 check-install fuzz fuzz-merge \
+  install format format-check clean help
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -40,6 +43,29 @@ check-tsan: deps
 	@$(MAKE) all PRESET=tsan
 	@python3 tools/run_tests.py build/tsan --jobs $(JOBS) --label threads
 
+# Cross-compiled and emulated. The harness needs nothing that would have to be there for the other processor too, neither
+# oneDNN nor cmocka, and with the suite as its program it checks every kernel that the library has there.
+AARCH64_CC := aarch64-linux-gnu-gcc -std=gnu11 -O3 -DNDEBUG -Wall -Wextra -Werror -static -pthread
+
+check-aarch64:
+	@sh tools/install_deps.sh --ci
+	@$(MAKE) all PRESET=aarch64
+	@$(AARCH64_CC) -Iinclude -Iharness -o build/aarch64/kernels_suite tests/kernels/suite.c harness/*.c \
+	  build/aarch64/src/libfattn.a -lm
+	@qemu-aarch64 build/aarch64/kernels_suite quick
+
+# Any bytes, for the readers of files and for the public interface, by Clang's libFuzzer; see tests/fuzz/run.sh.
+fuzz:
+	@sh tools/install_deps.sh
+	@sh tools/install_deps.sh --ci
+	@$(MAKE) build/fuzz/Makefile PRESET=fuzz
+	@cmake --build --preset fuzz --parallel $(JOBS)
+	@sh tests/fuzz/run.sh build/fuzz $(FUZZ_SECONDS)
+
+# Puts what `make fuzz` found into the corpora, and keeps of those what is needed.
+fuzz-merge:
+	@sh tests/fuzz/run.sh build/fuzz merge
+
 # Clients of an installed tree: the trainer and the program, a C program by pkg-config, README's example.
 check-install: deps all
 	@sh tests/install/run.sh $(BUILD)
@@ -62,10 +88,13 @@ help:
 	@echo 'make                build everything into $(BUILD)'
 	@echo 'make demo           install what is missing, build, train a small model with --flash, evaluate it, generate'
 	@echo 'make check          install what is missing, build, run every test; TESTS="--label quick" or "--match NAME" narrows'
-	@echo 'make check-asan     the quick and the trainer's tests with AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make check-asan     the quick tests and those of the trainer with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make check-tsan     the tests of threads with ThreadSanitizer'
+	@echo 'make check-aarch64  the quick suite of the kernels on 64-bit ARM: cross-compiled, run by qemu-aarch64'
+	@echo 'make fuzz           fuzzes the readers of files and the public interface, each for FUZZ_SECONDS=60; needs Clang'
 	@echo 'make check-install  build the trainer and other clients against an installed tree'
 	@echo 'make install        library, header, package files and program into PREFIX=$(PREFIX)'
 	@echo 'make format         clang-format, in place; format-check only looks'
 	@echo 'make clean          remove build/ and out/'
-	@echo 'PRESET=NAME chooses a preset (release, debug, asan, tsan, clang, ci, library), JOBS=N the parallel compilers.'
+	@echo 'PRESET=NAME chooses a preset (release, debug, asan, tsan, fuzz, clang, ci, library, aarch64),'
+	@echo 'JOBS=N the parallel compilers.'

@@ -3,7 +3,8 @@
 # root or with sudo. Elsewhere: says what to install, and exits 1. Prints nothing when nothing is missing.
 #
 #   sh tools/install_deps.sh         a C compiler, make, CMake, pkg-config, Python, oneDNN, cmocka, cJSON
-#   sh tools/install_deps.sh --ci    also Clang with its OpenMP runtime, and clang-format
+#   sh tools/install_deps.sh --ci    also Clang with its OpenMP and sanitizer runtimes, clang-format, and a compiler and an
+#                                    emulator of aarch64
 set -eu
 
 ci=no
@@ -64,6 +65,11 @@ if [ $ci = yes ]; then
   has clang || want clang
   has clang-format || want clang-format
   installed libomp-dev || want libomp-dev
+  # libFuzzer and the sanitizers' runtimes: a package of their own since Clang 14, only recommended by clang.
+  [ -n "$(find /usr/lib/llvm-*/lib/clang -name 'libclang_rt.fuzzer-*' 2>/dev/null | head -n 1)" ] || want libclang-rt-dev
+  has aarch64-linux-gnu-gcc || want gcc-aarch64-linux-gnu
+  installed libc6-dev-arm64-cross || want libc6-dev-arm64-cross
+  has qemu-aarch64 || want qemu-user
 fi
 [ -n "$missing" ] || exit 0
 

@@ -19,11 +19,20 @@ train_error_class train_error_kind(void)
     return line_kind;
 }
 
+/* Names out of files may hold anything; a newline would end the line, and an escape would command the terminal. */
+static void defuse(char *text)
+{
+    for (; *text; ++text)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            *text = '?';
+}
+
 static void set_line(train_error_class kind, const char *format, va_list list)
 {
     /* Composed apart, since an argument may be the line itself. */
     char text[sizeof line];
     vsnprintf(text, sizeof text, format, list);
+    defuse(text);
     snprintf(line, sizeof line, "%s", text);
     line_kind = kind;
 }

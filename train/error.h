@@ -12,7 +12,8 @@ typedef enum train_error_class {
     TRAIN_ERROR_WORK   /* the work failed though nothing was wrong with it: no memory */
 } train_error_class;
 
-/* This thread's last failure: one line without newline, valid until the next one. "" if nothing failed yet. */
+/* This thread's last failure: one line without newline or other control characters (which become '?'), valid until the next
+ * one. "" if nothing failed yet. */
 const char *train_error(void);
 /* Its kind; TRAIN_ERROR_GIVEN if nothing failed yet. */
 train_error_class train_error_kind(void);

@@ -1,0 +1,75 @@
+/*
+ * Bytes as text: characters, JSON strings, and a stream of tokens to be printed. Whatever comes in, what goes out is UTF-8.
+ */
+#include "fuzz.h"
+#include "train/config.h"
+#include "train/error.h"
+#include "train/text.h"
+#include "train/tokenizer.h"
+
+#include <string.h>
+
+/* How many bytes at the front are whole characters. */
+static size_t valid_front(const char *bytes, size_t size)
+{
+    size_t at = 0;
+    for (size_t step; at < size && (step = text_utf8(bytes + at, size - at)) > 0;)
+        at += step;
+    return at;
+}
+
+static void check_json(const char *bytes, size_t size)
+{
+    text_buffer json = {0};
+    config_set c;
+    text_bytes(&json, "{\"key\":", 7);
+    text_json_string(&json, bytes, size);
+    text_bytes(&json, "}", 1);
+    FUZZ_CHECK(valid_front(json.bytes, json.length) == json.length);
+    FUZZ_CHECK(config_parse(json.bytes, json.length, "text", &c), "%s", train_error());
+    if (valid_front(bytes, size) == size && !memchr(bytes, 0, size)) {
+        const char *value = config_find(&c, "key");
+        FUZZ_CHECK(strlen(value) == size && memcmp(value, bytes, size) == 0);
+    }
+    config_free(&c);
+    text_free(&json);
+}
+
+static void add(text_buffer *all, const char *out, size_t length)
+{
+    FUZZ_CHECK(length <= UTF8_STREAM_MAX);
+    FUZZ_CHECK(valid_front(out, length) == length);
+    text_bytes(all, out, length);
+}
+
+static void check_stream(const char *bytes, size_t size)
+{
+    utf8_stream stream = {0};
+    text_buffer all = {0};
+    int32_t *tokens = malloc((size + 1) * sizeof *tokens);
+    FUZZ_CHECK(tokens != NULL);
+    tokenizer_encode(bytes, size, tokens);
+    text_bytes(&all, "", 0);
+    for (size_t i = 0; i < size; i++) {
+        char *out = fuzz_guarded("0123456789abcdef", UTF8_STREAM_MAX);
+        add(&all, out, utf8_stream_add(&stream, tokens[i], out));
+        FUZZ_CHECK(utf8_stream_add(&stream, TOKEN_EOS, out) == 0);
+        fuzz_unguarded(out, UTF8_STREAM_MAX);
+    }
+    char out[UTF8_STREAM_MAX];
+    add(&all, out, utf8_stream_end(&stream, out));
+    const size_t front = valid_front(bytes, size);
+    FUZZ_CHECK(all.length >= front && memcmp(all.bytes, bytes, front) == 0);
+    FUZZ_CHECK(front < size || all.length == size);
+    text_free(&all);
+    free(tokens);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *bytes = fuzz_guarded(data, size);
+    check_json(bytes, size);
+    check_stream(bytes, size < 256 ? size : 256);
+    fuzz_unguarded(bytes, size);
+    return 0;
+}
