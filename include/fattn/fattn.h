@@ -20,7 +20,8 @@
  *                        .batch = 2, .heads_q = 8, .heads_kv = 2, .seq_q = 1024, .seq_k = 1024, .dim = 64, .dim_v = 64};
  *
  *     size_t bytes;
- *     fattn_workspace_size(context, &desc, FATTN_OP_FORWARD, &bytes);
+ *     if (fattn_workspace_size(context, &desc, FATTN_OP_FORWARD, &bytes) != FATTN_OK)
+ *         fail(fattn_last_error());
  *
  *     fattn_forward_args args = {.struct_size = sizeof args,
  *                                .q = fattn_view_bhsd(q, 8, 1024, 64), .k = fattn_view_bhsd(k, 2, 1024, 64),
@@ -46,10 +47,10 @@
  *   Types      inputs of 16 or 8 bits are widened, all arithmetic is done in float or wider, and each result is rounded once.
  *   Range      subnormal numbers may count as 0. The kernels cpu_... compute in float (double for FATTN_F64), in log2 units and
  *              with the scale folded into q and k: where the size of a score exceeds the type's largest number / log2(e), or an
- *              element of scale * log2(e) * q or scale * k leaves its normal numbers, results are NaN, or as without the term.
- *   Lengths    sequences of differing lengths are either packed, one behind the other without padding (cu_seqlens), or padded,
- *              with their lengths in used_q and used_k. Each sequence counts its rows and keys from 0: masks, alignment, bias
- *              and dropout know nothing of the others. Rows that belong to no sequence are neither read nor written, in any
+ *              element of scale * log2(e) * q (scale / softcap * q) or scale * k leaves its normal numbers, results are NaN, or
+ * as without the term. Lengths    sequences of differing lengths are either packed, one behind the other without padding
+ * (cu_seqlens), or padded, with their lengths in used_q and used_k. Each sequence counts its rows and keys from 0: masks,
+ * alignment, bias and dropout know nothing of the others. Rows that belong to no sequence are neither read nor written, in any
  *              tensor.
  *   NaN        follows IEEE arithmetic: a NaN in a query row makes that row NaN and leaves the other rows alone.
  *   Sizes      every size counts elements, never bytes, except struct_size and workspace_size. Zero is a valid batch,
@@ -68,7 +69,9 @@
  *              memory. Block them before its first call, so that OpenMP's threads inherit the mask.
  *   Determinism  results are the same bits for any number of threads and in every run with the same kernel, and a sequence's
  *              results do not depend on the other sequences of its batch; on x86 and aarch64 also whatever the caller's
- *              rounding mode is.
+ *              rounding mode is. Which kernel runs depends on the descriptor alone, seq_q included: force one
+ *              (fattn_context_options.kernel) where batches of different seq_q must agree bit for bit. A NaN in one row may
+ *              change how other rows are rounded.
  */
 #ifndef FATTN_FATTN_H
 #define FATTN_FATTN_H
@@ -81,7 +84,7 @@ extern "C" {
 #endif
 
 #define FATTN_VERSION_MAJOR 0
-#define FATTN_VERSION_MINOR 1
+#define FATTN_VERSION_MINOR 2
 #define FATTN_VERSION_PATCH 0
 
 /* Visibility and the must-check attribute; nothing to know about for callers. */
@@ -121,7 +124,7 @@ FATTN_API const char *fattn_status_name(fattn_status status);
  * The empty string if none failed yet. */
 FATTN_API const char *fattn_last_error(void);
 
-/* The version of the library that is running, "0.1.0"; the macros above are those of the header. */
+/* The version of the library that is running, "0.2.0"; the macros above are those of the header. */
 FATTN_API const char *fattn_version(void);
 
 /* ----------------------------------------------------------------------------------------------------------- problems */
@@ -252,7 +255,8 @@ typedef struct fattn_context_options {
 
 typedef struct fattn_context fattn_context;
 
-/* Makes a context. options may be NULL: every default. On error *context is NULL. */
+/* Makes a context. options may be NULL: every default. On error, FATTN_ERROR_ARGUMENT or FATTN_ERROR_MEMORY, *context is NULL.
+ */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_context_create(const fattn_context_options *options, fattn_context **context);
 
 /* Ends its threads and frees it. No call may be using it. NULL does nothing. */
@@ -293,7 +297,8 @@ typedef struct fattn_kernel_info {
  * it can and would run, and the reason if not. The first that can and should run is taken; nothing falls back silently.
  * Past the last kernel the status is FATTN_ERROR_ARGUMENT and info->name is NULL.
  *
- * Names read <family>_<op>_<type>, without the type where a kernel takes every one. A context's `kernel` is a comma-separated
+ * Names read <family>_<algorithm>_<type>, without the type where a kernel takes every one; the algorithm is forward, backward,
+ * or decode, a forward for few rows. A context's `kernel` is a comma-separated
  * list of names, or of their beginnings up to an underscore: "ref", "composed", "cpu_avx2", "cpu_avx2_forward,ref_backward".
  * Forcing overrules what should run, never what can: a call for which no kernel of the list can run fails with
  * FATTN_ERROR_UNSUPPORTED. Where a beginning names several kernels of a family, "cpu_avx2", the one of these that should runs.
@@ -302,7 +307,7 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_kernel_query(const fattn_context *
                                                            int32_t index, fattn_kernel_info *info);
 
 /* The bytes of workspace that `op` needs for this problem with this context: depends on desc and on the context's threads
- * and forced kernel, not on pointers or strides. May be 0. */
+ * and forced kernel, not on pointers or strides. May be 0. Errors: FATTN_ERROR_ARGUMENT, FATTN_ERROR_UNSUPPORTED. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_workspace_size(const fattn_context *context, const fattn_desc *desc, fattn_op op,
                                                              size_t *bytes);
 
@@ -388,8 +393,8 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_backward(const fattn_context *cont
  *
  * in double, so that the result has the error of a single pass if the partials were written as float (out_dtype). A partial
  * whose lse is -inf adds nothing, whatever its out holds; one whose lse is +inf is the result, and two such make it NaN.
- * Sinks belong to one of the partials only. Of desc, only dtype, out_dtype, batch, heads_q, seq_q, dim_v and total_q count;
- * total_q > 0: packed, lse [heads_q, total_q]; all rows are merged. */
+ * Sinks belong to one of the partials only. Of desc, only dtype, out_dtype, batch, heads_q, seq_q, dim_v and total_q count, but
+ * the rest must be valid too; total_q > 0: packed, lse [heads_q, total_q]; all rows are merged. */
 typedef struct fattn_merge_args {
     uint32_t struct_size;    /* sizeof(fattn_merge_args) */
     int32_t count;           /* >= 1 */
@@ -446,7 +451,7 @@ typedef struct fattn_cache_args {
 } fattn_cache_args;
 
 /* Errors: FATTN_ERROR_ARGUMENT, among others if a new row does not fit in the cache, its page or the tables. All is checked
- * before anything is written. */
+ * before anything is written, but for one thing: pages that new rows go to must belong to one sequence only. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_cache_append(const fattn_context *context, const fattn_desc *desc,
                                                            const fattn_cache_args *args);
 
@@ -455,7 +460,7 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_cache_append(const fattn_context *
 /* What forward computes on its way for row `row` of head `head` of sequence `batch`, in double: scores[j] before the softmax,
  * -inf where the mask drops the key, and probabilities[j] before dropout, for j < seq_k (beyond the sequence's keys -inf and
  * 0). Either may be NULL. args is what fattn_forward takes; out, lse and the workspace are not looked at. Slow: for debugging,
- * tests and explanations. */
+ * tests and explanations. Errors: FATTN_ERROR_ARGUMENT. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_scores(const fattn_context *context, const fattn_desc *desc,
                                                      const fattn_forward_args *args, int64_t batch, int64_t head, int64_t row,
                                                      double *scores, double *probabilities);

@@ -83,9 +83,8 @@ static void bias_unit(void *arg, int32_t lane, int64_t number)
 void composed_dbias(const work *w)
 {
     const bias_shape shape = shape_of(w);
-    if (w->launch->dbias.data) /* which a caller need not have if there are no pairs of rows and keys */
-        fattn_run_units(w->launch->context, w->problem->lanes, shape.batch * shape.heads * shape.row_blocks * shape.key_blocks,
-                        bias_unit, (void *)(uintptr_t)w);
+    fattn_run_units(w->launch->context, w->problem->lanes, shape.batch * shape.heads * shape.row_blocks * shape.key_blocks,
+                    bias_unit, (void *)(uintptr_t)w);
 }
 
 /* --------------------------------------------------------------------------------------------------------------- dsinks */

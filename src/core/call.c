@@ -44,17 +44,9 @@ static const char *unworthy(const fattn_kernel *kernel, const fattn_problem *pro
     return kernel->unworthy ? kernel->unworthy(problem) : NULL;
 }
 
-/* Whether two names agree up to the operation: <family>_<op>_<type>. */
-static bool same_family(const char *a, const char *b)
+static bool same_family(const fattn_kernel *a, const fattn_kernel *b)
 {
-    static const char *const ops[] = {"_decode", "_forward", "_backward"};
-    size_t length[2] = {strlen(a), strlen(b)};
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
-        const char *const at[2] = {strstr(a, ops[i]), strstr(b, ops[i])};
-        length[0] = at[0] ? (size_t)(at[0] - a) : length[0];
-        length[1] = at[1] ? (size_t)(at[1] - b) : length[1];
-    }
-    return length[0] == length[1] && strncmp(a, b, length[0]) == 0;
+    return a->family && b->family && strcmp(a->family, b->family) == 0;
 }
 
 /* Why a kernel should not run. Forcing overrules it, unless it was a family that was forced, and another of it should. */
@@ -65,7 +57,7 @@ static const char *should_not(const fattn_context *context, const fattn_kernel *
         return reason;
     for (int32_t i = 0; i < context->candidate_count[kernel->op - 1]; i++) {
         const fattn_kernel *other = context->candidates[kernel->op - 1][i];
-        if (same_family(kernel->name, other->name) && !cannot(other, problem) && !unworthy(other, problem))
+        if (same_family(kernel, other) && !cannot(other, problem) && !unworthy(other, problem))
             return reason;
     }
     return NULL;
@@ -110,6 +102,23 @@ static size_t caller_workspace(const fattn_kernel *kernel, const fattn_problem *
     return bytes > 0 ? bytes + FATTN_ALIGNMENT - 1 : 0;
 }
 
+/* Rows of dbias that each lane may have sums for without leaving 64 bits. */
+#define DBIAS_ROWS_MOST ((int64_t)1 << 36)
+
+/* Kernels size by totals as by batch * seq. */
+static fattn_status check_totals(const fattn_desc *d)
+{
+    if (d->total_q > d->batch * d->seq_q)
+        return fattn_fail(FATTN_ERROR_ARGUMENT,
+                          "desc.total_q is %" PRId64 ", more than desc.batch * seq_q, %" PRId64 " * %" PRId64, d->total_q,
+                          d->batch, d->seq_q);
+    if (d->total_k > d->batch * d->seq_k)
+        return fattn_fail(FATTN_ERROR_ARGUMENT,
+                          "desc.total_k is %" PRId64 ", more than desc.batch * seq_k, %" PRId64 " * %" PRId64, d->total_k,
+                          d->batch, d->seq_k);
+    return FATTN_OK;
+}
+
 static fattn_status read_problem(const fattn_context *context, const fattn_desc *desc, fattn_op op, fattn_problem *problem)
 {
     if (!context)
@@ -117,9 +126,12 @@ static fattn_status read_problem(const fattn_context *context, const fattn_desc 
     if (op != FATTN_OP_FORWARD && op != FATTN_OP_BACKWARD)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "op is %d, not one of fattn_op, 1 .. %d", (int)op, FATTN_OP_BACKWARD);
     problem->lanes = context->threads;
-    const fattn_status status = fattn_desc_read(desc, problem);
-    if (status != FATTN_OK || op == FATTN_OP_FORWARD)
+    fattn_status status = fattn_desc_read(desc, problem);
+    if (status != FATTN_OK || (status = check_totals(&problem->desc)) || op == FATTN_OP_FORWARD)
         return status;
+    if ((problem->desc.flags & FATTN_WITH_DBIAS) && problem->desc.seq_q > DBIAS_ROWS_MOST)
+        return fattn_fail(FATTN_ERROR_UNSUPPORTED, "desc.seq_q is %" PRId64 ", but dbias is for at most %" PRId64 " rows",
+                          problem->desc.seq_q, DBIAS_ROWS_MOST);
     if (problem->desc.page_size > 0)
         return fattn_fail(FATTN_ERROR_UNSUPPORTED, "desc.page_size is %" PRId64 ", but backward reads no paged keys",
                           problem->desc.page_size);

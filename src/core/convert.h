@@ -60,7 +60,7 @@ static inline uint16_t fattn_to_f16(float x)
     return (uint16_t)(sign | result);
 }
 
-/* Element i of an array of any type but FATTN_I8. */
+/* Element i of an array of any type; bytes without their factor. */
 static inline double fattn_element(const void *data, int32_t dtype, int64_t i)
 {
     switch (dtype) {
@@ -70,6 +70,8 @@ static inline double fattn_element(const void *data, int32_t dtype, int64_t i)
         return (double)((const float *)data)[i];
     case FATTN_F16:
         return (double)fattn_from_f16(((const uint16_t *)data)[i]);
+    case FATTN_I8:
+        return (double)((const int8_t *)data)[i];
     default:
         return (double)fattn_from_bf16(((const uint16_t *)data)[i]);
     }

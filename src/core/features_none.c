@@ -1,5 +1,5 @@
 /*
- * CPU features of machines for which there are no special kernels.
+ * CPU features of machines whose kernels need no bit: aarch64, where NEON always is, and all that run the portable C.
  */
 #include "core/system.h"
 

@@ -43,7 +43,8 @@ typedef struct fattn_launch {
 #define FATTN_DIM_MOST 512
 
 typedef struct fattn_kernel {
-    const char *name; /* <family>_<op>_<type> */
+    const char *name;   /* <family>_<algorithm>_<type> */
+    const char *family; /* of kernels that stand in for each other where one is forced by it; NULL: none */
     fattn_op op;
     uint32_t needs;                                 /* FATTN_CPU_... bits */
     const char *(*refuse)(const fattn_problem *);   /* cannot: the reason, static; NULL: can. A NULL function: always can */

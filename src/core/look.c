@@ -47,8 +47,7 @@ static double product(const fattn_problem *p, const fattn_launch *at, const fatt
     const void *k = fattn_key_row(p, at, &at->k, fattn_dtype_size(d->kv_dtype), s, h_kv, j);
     double sum = 0;
     for (int64_t x = 0; x < d->dim; x++)
-        sum += fattn_element(q, d->dtype, x) *
-               (d->kv_dtype == FATTN_I8 ? (double)((const int8_t *)k)[x] : fattn_element(k, d->kv_dtype, x));
+        sum += fattn_element(q, d->dtype, x) * fattn_element(k, d->kv_dtype, x);
     return sum * d->scale * (d->kv_dtype == FATTN_I8 ? (double)at->k_scales[fattn_scale_index(p, at, s, h_kv, j)] : 1);
 }
 

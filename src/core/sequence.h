@@ -51,7 +51,7 @@ static inline fattn_sequence fattn_sequence_of(const fattn_problem *problem, con
     return s;
 }
 
-/* Row i of head h of q, out, dout, dq, and row j of k, v, dk, dv where they are not paged. */
+/* Row i of head h of q, out, dout, dq. */
 static inline void *fattn_query_row(const fattn_view *view, size_t size, const fattn_sequence *s, int64_t h, int64_t i)
 {
     return fattn_row(view, size, s->b, h, s->q_first + i);

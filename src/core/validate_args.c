@@ -172,7 +172,6 @@ static fattn_status check_page_table(const fattn_problem *problem, const fattn_l
     return FATTN_OK;
 }
 
-/* Reads the lists, whose alignment was checked before. */
 /* Tensors and lists without elements may be NULL, and C has no arithmetic on NULL, not even adding 0: kernels need not care. */
 static void fill_absent(fattn_launch *at)
 {
@@ -186,7 +185,7 @@ static void fill_absent(fattn_launch *at)
             *lists[i] = fattn_nothing();
 }
 
-/* What the lists say, once it is known that they lie somewhere. */
+/* What the lists say, whose alignment was checked before. */
 static fattn_status check_lists(const fattn_problem *problem, fattn_launch *at)
 {
     fill_absent(at);
@@ -311,11 +310,43 @@ static fattn_status check_apart(const tensors *t)
 
 /* ---------------------------------------------------------------------------------------------------------- operations */
 
-/* A packed tensor's rows count through, whatever its batch stride says. */
-static void unify(fattn_view *view, bool packed)
+/* Strides over at most one element mean nothing: 0, so that kernels may multiply with them. */
+static void settle(fattn_view *view, int64_t batch, int64_t heads, int64_t rows)
 {
-    if (packed)
+    const bool none = batch == 0 || heads == 0 || rows == 0;
+    if (none || batch == 1)
         view->stride_batch = 0;
+    if (none || heads == 1)
+        view->stride_head = 0;
+    if (none || rows == 1)
+        view->stride_row = 0;
+}
+
+/* A packed tensor's rows count through, as one sequence's. */
+static void settle_queries(const tensors *t, fattn_view *view)
+{
+    const fattn_desc *d = &t->problem->desc;
+    settle(view, t->at->cu_q ? 1 : d->batch, d->heads_q, t->at->cu_q ? d->total_q : d->seq_q);
+}
+
+static void settle_keys(const tensors *t, fattn_view *view)
+{
+    const fattn_desc *d = &t->problem->desc;
+    if (d->page_size > 0)
+        settle(view, d->pages, d->heads_kv, d->page_size);
+    else
+        settle(view, t->at->cu_k ? 1 : d->batch, d->heads_kv, t->at->cu_k ? d->total_k : d->seq_k);
+}
+
+static void settle_common(const tensors *t, fattn_launch *at)
+{
+    const fattn_desc *d = &t->problem->desc;
+    settle(&at->bias, d->seq_k > 0 ? d->batch : 0, d->heads_q, d->seq_q);
+    if (d->batch <= 1 || d->seq_q == 0)
+        at->mask_stride = 0;
+    settle_queries(t, &at->q);
+    settle_keys(t, &at->k);
+    settle_keys(t, &at->v);
 }
 
 static fattn_status check_forward_only(const fattn_desc *d, const fattn_launch *at)
@@ -379,9 +410,7 @@ static fattn_status read_forward_inputs(const fattn_problem *problem, const fatt
         (status = read_keys(t, &t->input[t->inputs++], false, "k", &own->k, d->kv_dtype, d->dim)))
         return status;
     status = read_keys(t, &t->input[t->inputs++], false, "v", &own->v, d->kv_dtype, d->dim_v);
-    unify(&launch->q, launch->cu_q != NULL);
-    unify(&launch->k, launch->cu_k != NULL);
-    unify(&launch->v, launch->cu_k != NULL);
+    settle_common(t, launch);
     return status;
 }
 
@@ -397,7 +426,7 @@ fattn_status fattn_forward_args_read(const fattn_problem *problem, const fattn_f
         return status;
     launch->out = own.out;
     launch->lse = own.lse;
-    unify(&launch->out, launch->cu_q != NULL);
+    settle_queries(&t, &launch->out);
     fill_absent(launch);
     return check_apart(&t);
 }
@@ -483,12 +512,12 @@ fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_
         (status = read_row_numbers(&t, &t.input[t.inputs++], "lse", own.lse)) ||
         (status = read_row_numbers(&t, &t.input[t.inputs++], "dlse", own.dlse)) || (status = read_gradients(&t, &own)))
         return status;
-    fattn_view *const queries[] = {&launch->q, &launch->out, &launch->dout, &launch->dq};
-    fattn_view *const keys[] = {&launch->k, &launch->v, &launch->dk, &launch->dv};
-    for (int i = 0; i < 4; i++) {
-        unify(queries[i], launch->cu_q != NULL);
-        unify(keys[i], launch->cu_k != NULL);
-    }
+    fattn_view *const queries[] = {&launch->out, &launch->dout, &launch->dq}, *const keys[] = {&launch->dk, &launch->dv};
+    settle_common(&t, launch);
+    for (int i = 0; i < 3; i++)
+        settle_queries(&t, queries[i]);
+    for (int i = 0; i < 2; i++)
+        settle_keys(&t, keys[i]);
     if (!launch->lse)
         launch->lse = fattn_nothing();
     if (!launch->dlse)

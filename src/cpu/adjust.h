@@ -27,7 +27,7 @@ static inline adjustment adjustment_of(const fattn_desc *desc)
 {
     adjustment a = {.cap = desc->softcap != 0, .drop = desc->dropout != 0, .dropout = fattn_dropout_of(desc)};
     a.added = (desc->flags & (FATTN_WITH_BIAS | FATTN_WITH_SLOPES)) != 0;
-    a.scores = a.cap || a.added;
+    a.scores = fattn_scores_change(desc);
     volatile double scale = desc->scale, cap = desc->softcap, dropout = desc->dropout;
     const fattn_fp_mode mode = fattn_fp_enter();
     volatile real q_factor = (real)(a.cap ? scale / cap : scale * LOG2E), cap_log2 = (real)(cap * LOG2E);
@@ -111,7 +111,7 @@ static void fill_added(const fattn_problem *problem, const fattn_launch *at, con
 
 /* Philox for LANES rows at once: the words of one quad of keys. As loops over arrays, so that the compiler finds vectors. */
 static inline void philox_lanes(const fattn_dropout *d, uint32_t quad, const uint32_t *row, const uint32_t *list,
-                                uint32_t word[KEY_QUAD][LANES])
+                                uint32_t word[FATTN_PHILOX_WORDS][LANES])
 {
     uint32_t c0[LANES], c1[LANES], c2[LANES], c3[LANES], k0 = d->key[0], k1 = d->key[1];
     for (int l = 0; l < LANES; l++)
@@ -137,18 +137,18 @@ static inline void philox_lanes(const fattn_dropout *d, uint32_t quad, const uin
 static void fill_dropout(const fattn_problem *problem, const fattn_sequence *s, const adjustment *a, real *factor,
                          int64_t width, const place *lane, int64_t lanes, int64_t first, int64_t n)
 {
-    uint32_t row[PANEL_WIDTH] = {0}, list[PANEL_WIDTH] = {0}, word[KEY_QUAD][LANES];
+    uint32_t row[PANEL_WIDTH] = {0}, list[PANEL_WIDTH] = {0}, word[FATTN_PHILOX_WORDS][LANES];
     for (int64_t l = 0; l < lanes; l++) {
         row[l] = (uint32_t)lane[l].i;
         list[l] = (uint32_t)(s->b * problem->desc.heads_q + lane[l].h);
     }
     const bool all = a->dropout.threshold == 0;
     const uint32_t last_dropped = all ? 0 : (uint32_t)(a->dropout.threshold - 1);
-    for (int64_t quad = first / KEY_QUAD; quad * KEY_QUAD < first + n; quad++)
+    for (int64_t quad = first / FATTN_PHILOX_WORDS; quad * FATTN_PHILOX_WORDS < first + n; quad++)
         for (int64_t l0 = 0; l0 < width; l0 += LANES) {
             philox_lanes(&a->dropout, (uint32_t)quad, row + l0, list + l0, word);
-            for (int r = 0; r < KEY_QUAD; r++) {
-                const int64_t c = quad * KEY_QUAD + r - first;
+            for (int r = 0; r < FATTN_PHILOX_WORDS; r++) {
+                const int64_t c = quad * FATTN_PHILOX_WORDS + r - first;
                 for (int l = 0; l < LANES && c >= 0 && c < n; l++)
                     factor[c * width + l0 + l] = all || word[r][l] > last_dropped ? a->keep : 0;
             }

@@ -166,8 +166,9 @@ static void reduce_run(void *arg, int32_t lane, int64_t unit)
                 (i < panel_start(&q->panels, q->panel_from[range]) || i >= panel_start(&q->panels, q->panel_to[range])))
                 continue;
             const real *part = dq_of(w, q, range, h).rows + i * cols;
+            /* The first as it is: adding it to 0 would turn -0 into 0, which blocks that add to dq itself do not. */
             for (int64_t d = 0; d < cols; d += LANES)
-                v_store(row + d, v_add(v_load(row + d), v_load(part + d)));
+                v_store(row + d, range == 0 ? v_load(part + d) : v_add(v_load(row + d), v_load(part + d)));
         }
         narrow(fattn_query_row(&w->at->dq, fattn_dtype_size(desc->grad_dtype), &q->s, h, i), desc->grad_dtype, row, desc->dim);
     }

@@ -163,7 +163,7 @@ static bool block_is_odd(const key_block *kb, int64_t h, int64_t first, int64_t 
         partial |= spans[i].in_lo > kb->first || spans[i].in_hi < kb->first + kb->count;
         partial |= panel_start(&kb->q->panels, i + 1) > kb->q->s.seq_q; /* padding rows would meet infinite keys as 0 inf */
     }
-    return (odd & ODD_ROW) || (odd && partial);
+    return (odd & ODD_NUMBER) && (partial || (odd & ODD_ROW));
 }
 
 /* The three products of block_step over kept pairs only. Rows that forward took for rows without keys give nothing. */
@@ -174,8 +174,8 @@ static void block_careful(const key_block *kb, int64_t h, const gradient *dq_hea
     const int64_t base = rows_before(w, kb->q, h);
     for (int64_t col = 0; col < n && row0 + col < kb->q->s.seq_q; col++) {
         const fattn_interval keep = w->keep[kb->q->row_first + row0 + col];
-        const real *q = query_row(w, &w->at->q, desc->dtype, kb->q, h, row0 + col, desc->dim, kb->wide.q);
-        const real *dout = query_row(w, &w->at->dout, desc->out_dtype, kb->q, h, row0 + col, desc->dim_v, kb->wide.dout);
+        const real *q = query_row(&w->at->q, desc->dtype, kb->q, h, row0 + col, desc->dim, kb->wide.q);
+        const real *dout = query_row(&w->at->dout, desc->out_dtype, kb->q, h, row0 + col, desc->dim_v, kb->wide.dout);
         real *dq = dq_head->rows + (row0 + col) * dq_head->row;
         if (row_is_empty(w->nlse[base + row0 + col]))
             continue;

@@ -53,7 +53,7 @@ typedef struct backward {
 /* What a panel holds that tiles cannot treat exactly, see block_careful. */
 enum {
     ODD_NUMBER = 1, /* a NaN or an infinity in q or dout */
-    ODD_ROW = 2     /* every score of a row that keeps keys was -inf */
+    ODD_ROW = 2     /* every score of a row that keeps keys was -inf: the row counts as empty */
 };
 
 /* The first of the rows of (sequence, query head) in arrays that hold all. */
@@ -91,10 +91,9 @@ static real dot(const real *a, const real *b, int64_t n)
 }
 
 /* A row of q, out or dout. */
-static const real *query_row(const backward *w, const fattn_view *view, int32_t dtype, const sequence_plan *q, int64_t h,
-                             int64_t i, int64_t n, real *copy)
+static const real *query_row(const fattn_view *view, int32_t dtype, const sequence_plan *q, int64_t h, int64_t i, int64_t n,
+                             real *copy)
 {
-    (void)w;
     return row_as_real(fattn_query_row(view, fattn_dtype_size(dtype), &q->s, h, i), dtype, n, copy);
 }
 
@@ -124,20 +123,23 @@ static uint8_t prepare_rows(const backward *w, const sequence_plan *q, int64_t h
     const real *dlse = desc->flags & FATTN_WITH_DLSE ? (const real *)w->at->dlse + number : NULL;
     uint8_t odd = 0;
     for (int64_t i = 0; i < rows; i++) {
-        const real *out = query_row(w, &w->at->out, desc->out_dtype, q, h, first + i, desc->dim_v, out_copy);
-        const real nd = (dlse ? dlse[i] : 0) - dot(dout[i], out, desc->dim_v);
-        w->nd[base + i] = nd;
-        /* A row that kept no key: the lowest number makes every P of it 0. */
-        w->nlse[base + i] = lse[i] == -INFINITY ? REAL_LOWEST : (real)(-(double)lse[i] * LOG2E);
+        const real *out = query_row(&w->at->out, desc->out_dtype, q, h, first + i, desc->dim_v, out_copy);
+        const bool empty = lse[i] == -INFINITY;
+        const real nd = empty ? 0 : (dlse ? dlse[i] : 0) - dot(dout[i], out, desc->dim_v);
         const fattn_interval keep = w->keep[q->row_first + first + i];
-        if (lse[i] == -INFINITY && keep.lo < keep.hi)
+        w->nd[base + i] = nd;
+        /* A row without a score above -inf: the lowest number makes every P of it 0. */
+        w->nlse[base + i] = empty ? REAL_LOWEST : (real)(-(double)lse[i] * LOG2E);
+        if (empty && keep.lo < keep.hi)
             odd |= ODD_ROW;
         /* A NaN or an infinity in dout leaves no D finite. */
-        if (nd * 0 != 0 || !all_finite(q_row[i], desc->dim))
+        if (!empty && (nd * 0 != 0 || !all_finite(q_row[i], desc->dim)))
             odd |= ODD_NUMBER;
     }
     return odd;
 }
+
+static const real zeros[FATTN_DIM_MOST] __attribute__((aligned(FATTN_ALIGNMENT)));
 
 /* One panel of one query head. */
 static void prepare_panel(const backward *w, const sequence_plan *q, int64_t h, int64_t index, const wide_rows *wide)
@@ -147,10 +149,13 @@ static void prepare_panel(const backward *w, const sequence_plan *q, int64_t h, 
     const int64_t rows = min64(width, q->s.seq_q - first), head = rows_before(w, q, h), base = head + first;
     const real *q_row[PANEL_WIDTH], *dout[PANEL_WIDTH];
     for (int64_t i = 0; i < rows; i++) {
-        q_row[i] = query_row(w, &w->at->q, desc->dtype, q, h, first + i, desc->dim, wide->q + i * desc->dim);
-        dout[i] = query_row(w, &w->at->dout, desc->out_dtype, q, h, first + i, desc->dim_v, wide->dout + i * desc->dim_v);
+        q_row[i] = query_row(&w->at->q, desc->dtype, q, h, first + i, desc->dim, wide->q + i * desc->dim);
+        dout[i] = query_row(&w->at->dout, desc->out_dtype, q, h, first + i, desc->dim_v, wide->dout + i * desc->dim_v);
     }
     oddities_of(w, q, h)[index] = prepare_rows(w, q, h, first, rows, q_row, dout, wide->out);
+    for (int64_t i = 0; i < rows; i++)
+        if (row_is_empty(w->nlse[base + i])) /* like padding, whatever its numbers are */
+            q_row[i] = dout[i] = zeros;
     for (int64_t i = rows; i < width; i++) { /* padding: P = 0 */
         w->nd[base + i] = 0;
         w->nlse[base + i] = REAL_LOWEST;

@@ -7,7 +7,7 @@
  * pass joins the chunks of a row in order. Chunks start at multiples of DECODE_CHUNK whatever the number of threads, so a row's
  * bits depend on its sequence alone.
  *
- * Lanes run along dim, as keys lie in memory: K and V are read once, in place, from pages or not, and widened on the way to the
+ * Lanes run along dim, as keys lie in memory: K and V are read once for eight rows, in place, from pages or not, and widened on the way to the
  * registers. Per block of DECODE_KEYS keys, for up to four rows at a time,
  *
  *     scores    dot products: LANES partial sums each, transposed and added LANES keys at a time
@@ -235,11 +235,11 @@ static void weigh_row(const decode_unit *u, int64_t r, int64_t key, int64_t n)
     real *p = u->p + r * DECODE_KEYS;
     for (int64_t j = 0; j < n && c->problem->desc.kv_dtype == FATTN_I8; j++)
         p[j] *= u->v_factor[j];
-    for (int64_t quad = key / KEY_QUAD; quad * KEY_QUAD < key + n && c->adjust.drop; quad++) {
+    for (int64_t quad = key / FATTN_PHILOX_WORDS; quad * FATTN_PHILOX_WORDS < key + n && c->adjust.drop; quad++) {
         uint32_t word[FATTN_PHILOX_WORDS];
         fattn_philox(&c->adjust.dropout, (uint32_t)quad, (uint32_t)u->lane[r].i, (uint32_t)list, word);
-        for (int64_t j = max64(quad * KEY_QUAD, key); j < min64((quad + 1) * KEY_QUAD, key + n); j++)
-            p[j - key] *= word[j - quad * KEY_QUAD] >= c->adjust.dropout.threshold ? c->adjust.keep : 0;
+        for (int64_t j = max64(quad * FATTN_PHILOX_WORDS, key); j < min64((quad + 1) * FATTN_PHILOX_WORDS, key + n); j++)
+            p[j - key] *= word[j - quad * FATTN_PHILOX_WORDS] >= c->adjust.dropout.threshold ? c->adjust.keep : 0;
     }
 }
 
@@ -251,11 +251,13 @@ static void move_reference(decode_unit *u, int64_t r, int64_t n)
     const real most = across_max(u->p + r * DECODE_KEYS, n), before = u->ref[r];
     if (!(most > before))
         return;
-    const vec alpha = v_set1((real)exp2((double)before - (double)most)); /* 0 for a row that has nothing yet */
+    /* The root of the factor, applied twice: the factor itself may be too small a number where sums are large. 0 for a row that
+     * has nothing yet. */
+    const vec root = v_set1((real)exp2(((double)before - (double)most) / 2));
     u->ref[r] = most;
-    v_store(l, v_mul(v_load(l), alpha));
+    v_store(l, v_mul(v_mul(v_load(l), root), root));
     for (int64_t d = 0; d < c->dim_v; d += LANES)
-        v_store(o + d, v_mul(v_load(o + d), alpha));
+        v_store(o + d, v_mul(v_mul(v_load(o + d), root), root));
 }
 
 /* Scores of row r with n keys from `key` on become probabilities. */
@@ -501,10 +503,10 @@ static real join_chunks(const decode *c, int64_t row, int64_t chunks, real *sum,
     for (int64_t i = 0; i < chunks; i++, o += c->dim_v) {
         if (l[i] == 0) /* nothing, or nothing but scores of -inf: whatever the sum holds */
             continue;
-        const real weight = (real)exp2((double)m[i] - (double)*ref);
-        total += weight * l[i];
+        const real root = (real)exp2(((double)m[i] - (double)*ref) / 2); /* twice, as in move_reference */
+        total += l[i] * root * root;
         for (int64_t d = 0; d < c->dim_v; d += LANES)
-            v_store(sum + d, v_fma(v_set1(weight), v_load(o + d), v_load(sum + d)));
+            v_store(sum + d, v_fma(v_set1(root), v_mul(v_load(o + d), v_set1(root)), v_load(sum + d)));
     }
     return total;
 }

@@ -82,12 +82,15 @@ static void unit_load(forward_unit *u, forward_panel *panel, const division *v, 
 {
     const int64_t row0 = panel_start(&v->panels, first_panel), end = panel_start(&v->panels, first_panel + count);
     u->rows = min64(end, v->panels.rows) - row0;
+    int64_t h = list * v->members + row0 / u->seq.seq_q, row = row0 % u->seq.seq_q;
     for (int64_t i = 0; i < end - row0; i++) {
-        const int64_t row = min64(row0 + i, v->panels.rows - 1); /* padding repeats the last row's interval */
-        u->lane[i] =
-            place_of(u->call->problem, u->call->at, &u->seq, list * v->members + row / u->seq.seq_q, row % u->seq.seq_q);
-        u->keep[i] = fattn_mask_row(&u->seq.mask, u->lane[i].i);
+        u->lane[i] = place_of(u->call->problem, u->call->at, &u->seq, h, row);
+        u->keep[i] = fattn_mask_row(&u->seq.mask, row);
         u->nref[i] = u->l[i] = 0;
+        if (i >= u->rows - 1) /* padding repeats the last row */
+            continue;
+        if (++row == u->seq.seq_q)
+            h++, row = 0;
     }
     for (int64_t i = 0; i < count; i++, panel++) {
         panel->vecs = panel_vecs(&v->panels, first_panel + i);
@@ -206,40 +209,55 @@ static void forward_unit_run(void *arg, int32_t lane, int64_t unit)
 
 /* ------------------------------------------------------------------------------------------------------- packing K and V */
 
-enum { PACK_KEYS = 256 };
+enum {
+    PACK_KEYS = 256, /* of a unit */
+    PACK_ROWS = 16   /* at a time: their values stay in the first-level cache */
+};
 
-/* Value `key` of a head, whose numbers are at v, into the packed values of its n keys. */
-static void pack_value(const forward *f, real *to, int64_t n, int64_t key, const real *v)
+/* Values first .. first + count - 1 of a head, whose rows are at v, into the packed values of its n keys. Group by group, so
+ * that what is written lies together. */
+static void pack_values(const forward *f, real *to, int64_t n, int64_t first, int64_t count, const real *const *v)
 {
     const int64_t dim_v = f->problem->desc.dim_v, whole = dim_v / TILE_ROWS;
     for (int64_t g = 0; g < whole; g++)
-        memcpy(to + (g * n + key) * TILE_ROWS, v + g * TILE_ROWS, TILE_ROWS * sizeof(real));
+        for (int64_t i = 0; i < count; i++)
+            memcpy(to + (g * n + first + i) * TILE_ROWS, v[i] + g * TILE_ROWS, TILE_ROWS * sizeof(real));
     for (int64_t d = whole * TILE_ROWS; d < f->dim_v_padded; d++)
-        to[(whole * n + key) * TILE_ROWS + d % TILE_ROWS] = d < dim_v ? v[d] : 0;
+        for (int64_t i = 0; i < count; i++)
+            to[(whole * n + first + i) * TILE_ROWS + d % TILE_ROWS] = d < dim_v ? v[i][d] : 0;
+}
+
+/* Copies key `key` of head h, and returns its value, widened into `wide`. */
+static const real *copy_key(const forward *f, const fattn_sequence *s, int64_t h, int64_t key, real *wide)
+{
+    const fattn_desc *desc = &f->problem->desc;
+    const fattn_launch *at = f->at;
+    const size_t size = fattn_dtype_size(desc->kv_dtype);
+    const int64_t scale = at->k_scales ? fattn_scale_index(f->problem, at, s, h, key) : 0;
+    widen(keys_of(f, s, h) + key * desc->dim, fattn_key_row(f->problem, at, &at->k, size, s, h, key), desc->kv_dtype, desc->dim,
+          at->k_scales ? (real)at->k_scales[scale] : 1);
+    widen(wide, fattn_key_row(f->problem, at, &at->v, size, s, h, key), desc->kv_dtype, desc->dim_v,
+          at->v_scales ? (real)at->v_scales[scale] : 1);
+    return wide;
 }
 
 static void forward_pack_run(void *arg, int32_t lane, int64_t unit)
 {
     (void)lane;
     const forward *f = arg;
-    const fattn_launch *at = f->at;
     const fattn_desc *desc = &f->problem->desc;
-    const size_t size = fattn_dtype_size(desc->kv_dtype);
     const int64_t b = sequence_of_unit(f->first_pack, desc->batch, unit);
-    const fattn_sequence s = fattn_sequence_of(f->problem, at, b);
+    const fattn_sequence s = fattn_sequence_of(f->problem, f->at, b);
     const int64_t chunks = ceil_div(s.seq_k, PACK_KEYS), within = unit - f->first_pack[b], h = within / chunks;
     const int64_t from = within % chunks * PACK_KEYS, to = min64(from + PACK_KEYS, s.seq_k);
-    real value[FATTN_DIM_MOST];
-    for (int64_t key = from; key < to; key++) {
-        const int64_t scale = at->k_scales ? fattn_scale_index(f->problem, at, &s, h, key) : 0;
-        const void *k = fattn_key_row(f->problem, at, &at->k, size, &s, h, key);
-        const void *v = fattn_key_row(f->problem, at, &at->v, size, &s, h, key);
-        if (f->copy) {
-            widen(keys_of(f, &s, h) + key * desc->dim, k, desc->kv_dtype, desc->dim,
-                  at->k_scales ? (real)at->k_scales[scale] : 1);
-            widen(value, v, desc->kv_dtype, desc->dim_v, at->v_scales ? (real)at->v_scales[scale] : 1);
-        }
-        pack_value(f, packed_of(f, &s, h), s.seq_k, key, f->copy ? value : v);
+    real wide[PACK_ROWS * FATTN_DIM_MOST];
+    const real *value[PACK_ROWS];
+    for (int64_t key = from; key < to; key += PACK_ROWS) {
+        const int64_t count = min64(PACK_ROWS, to - key);
+        for (int64_t i = 0; i < count; i++)
+            value[i] = f->copy ? copy_key(f, &s, h, key + i, wide + i * desc->dim_v)
+                               : fattn_row(&f->at->v, sizeof(real), s.b, h, s.k_first + key + i);
+        pack_values(f, packed_of(f, &s, h), s.seq_k, key, count, value);
     }
 }
 

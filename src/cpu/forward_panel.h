@@ -288,7 +288,7 @@ static void panel_scores(const forward_unit *u, const forward_panel *panel, int6
 
 /* ------------------------------------------------------------------------------------------------------------- softmax */
 
-/* The first way: moves the reference to the largest score so far, and leaves the factor for O in u->alpha. */
+/* The first way: moves the reference to the largest score so far, and leaves the root of the factor for O in u->alpha. */
 static void panel_rebase(const forward_unit *u, forward_panel *panel, int64_t from, int64_t to)
 {
     real *nref = u->nref + panel->first, *l = u->l + panel->first;
@@ -308,9 +308,10 @@ static void panel_rebase(const forward_unit *u, forward_panel *panel, int64_t fr
         }
         for (int i = 0; i < LANES; i++)
             u->alpha[j + i] = l[j + i] == 0 ? -INFINITY : -nref[j + i];
-        const vec alpha = v_exp2(v_add(v_load(u->alpha + j), shift));
-        v_store(u->alpha + j, alpha);
-        v_store(l + j, v_fma(v_load(l + j), alpha, sum));
+        /* The root of the factor, applied twice: the factor itself may be too small a number where sums are large. */
+        const vec root = v_exp2(v_mul(v_add(v_load(u->alpha + j), shift), v_set1((real)0.5)));
+        v_store(u->alpha + j, root);
+        v_store(l + j, v_fma(v_mul(v_load(l + j), root), root, sum));
         v_store(nref + j, shift);
     }
     panel->pending = false;
@@ -338,7 +339,7 @@ static bool panel_extend(const forward_unit *u, const forward_panel *panel, int6
 
 typedef enum { O_SET, O_ADD, O_SCALE } o_mode;
 
-/* O^T = V^T P^T, + O^T or + alpha O^T, over n keys. */
+/* O^T = V^T P^T, + O^T or + alpha^2 O^T, over n keys. */
 INLINE void accumulate_groups(const int vecs, const o_mode mode, const forward_unit *u, const forward_panel *panel,
                               const real *v, int64_t n)
 {
@@ -352,9 +353,10 @@ INLINE void accumulate_groups(const int vecs, const o_mode mode, const forward_u
             UNROLL
             for (int j = 0; j < vecs; j++) {
                 const real *at = o + r * width + j * LANES;
-                acc[r * vecs + j] = mode == O_SET   ? v_set1(0)
-                                    : mode == O_ADD ? v_load(at)
-                                                    : v_mul(v_load(at), v_load(u->alpha + j * LANES));
+                acc[r * vecs + j] = mode == O_SET ? v_set1(0)
+                                    : mode == O_ADD
+                                        ? v_load(at)
+                                        : v_mul(v_mul(v_load(at), v_load(u->alpha + j * LANES)), v_load(u->alpha + j * LANES));
             }
         }
         if (u->call->pack) /* a constant step keeps the addresses of the hot loop simple */

@@ -24,8 +24,8 @@ REFUSE(bf16, FATTN_BF16)
 
 #define KERNEL_ROW(type, word, number, also, should_not)                                                                       \
     {                                                                                                                          \
-        .name = VEC_FAMILY "_" #word "_" #type, .op = number, .needs = VEC_NEEDS | (also), .refuse = refuse_##word##_##type,   \
-        .unworthy = should_not, .workspace = word##_workspace, .run = word##_run                                               \
+        .name = VEC_FAMILY "_" #word "_" #type, .family = VEC_FAMILY, .op = number, .needs = VEC_NEEDS | (also),               \
+        .refuse = refuse_##word##_##type, .unworthy = should_not, .workspace = word##_workspace, .run = word##_run             \
     }
 /* Decode first: it says itself when it should not. */
 #define TYPE_ROWS(type, also)                                                                                                  \

@@ -1,5 +1,5 @@
 /*
- * What forward and backward share: scratch memory, panels, register tiles, packing, and strips.
+ * What forward, backward and decode share: scratch memory, panels, register tiles, packing, and strips.
  *
  * Lanes are queries. A panel is up to TILE_VECS vectors of consecutive query rows; a tile of scores is
  * S^T[key][query], computed as K Q^T with Q packed transposed, [dim][panel width]. Keys and values are then broadcast one
@@ -20,7 +20,7 @@
  *   TILE_ROWS, TILE_VECS  a register tile: rows (keys, or rows of a gradient) x vectors. TILE_ROWS divides LANES,
  *                         so that a panel is whole tiles whichever way it is read
  *   BLOCK_KEYS            keys per step of forward; GRAD_KEYS: keys per block of backward
- *   SUM_LIMIT             a partial sum of probabilities above it means that the reference must move (forward.h)
+ *   SUM_LIMIT             a partial sum of probabilities above it means that the reference must move (forward_panel.h)
  */
 #ifndef FATTN_CPU_TILE_H
 #define FATTN_CPU_TILE_H
@@ -39,8 +39,6 @@
 
 _Static_assert(LANES % TILE_ROWS == 0, "a panel must be whole tiles");
 _Static_assert(TILE_VECS >= 1 && TILE_VECS <= 3, "tile_mac names three vectors, WITH_VECS counts to three");
-
-enum { KEY_QUAD = 4 }; /* keys that share a step of Philox, see core/dropout.h */
 
 #define LOG2E       1.44269504088896340736
 #define LN2         0.69314718055994530942

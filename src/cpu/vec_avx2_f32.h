@@ -4,8 +4,6 @@
 typedef float real;
 typedef __m256 vec;
 #define VEC_FAMILY    "cpu_avx2"
-#define VEC_TYPE      "f32"
-#define VEC_DTYPE     FATTN_F32
 #define VEC_NEEDS     FATTN_CPU_AVX2
 #define VEC_NEEDS_F16 FATTN_CPU_F16C
 #define LANES         8

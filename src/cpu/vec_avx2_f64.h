@@ -4,8 +4,6 @@
 typedef double real;
 typedef __m256d vec;
 #define VEC_FAMILY "cpu_avx2"
-#define VEC_TYPE   "f64"
-#define VEC_DTYPE  FATTN_F64
 #define VEC_NEEDS  FATTN_CPU_AVX2
 #define LANES      4
 

@@ -4,8 +4,6 @@
 typedef float real;
 typedef __m512 vec;
 #define VEC_FAMILY    "cpu_avx512"
-#define VEC_TYPE      "f32"
-#define VEC_DTYPE     FATTN_F32
 #define VEC_NEEDS     FATTN_CPU_AVX512
 #define VEC_NEEDS_F16 0
 #define LANES         16
@@ -70,7 +68,8 @@ static inline vec v_exp2(vec x)
 
 static inline vec v_keep(vec s, vec key, vec lo, vec hi, real other)
 {
-    const __mmask16 kept = _mm512_cmp_ps_mask(key, lo, _CMP_GE_OQ) & _mm512_cmp_ps_mask(key, hi, _CMP_LT_OQ);
+    const __mmask16 behind = _mm512_cmp_ps_mask(key, lo, _CMP_GE_OQ);
+    const __mmask16 kept = _mm512_mask_cmp_ps_mask(behind, key, hi, _CMP_LT_OQ);
     return _mm512_mask_mov_ps(v_set1(other), kept, s);
 }
 

@@ -4,8 +4,6 @@
 typedef double real;
 typedef __m512d vec;
 #define VEC_FAMILY "cpu_avx512"
-#define VEC_TYPE   "f64"
-#define VEC_DTYPE  FATTN_F64
 #define VEC_NEEDS  FATTN_CPU_AVX512
 #define LANES      8
 
@@ -53,7 +51,8 @@ static inline vec v_exp2(vec x)
 
 static inline vec v_keep(vec s, vec key, vec lo, vec hi, real other)
 {
-    const __mmask8 kept = _mm512_cmp_pd_mask(key, lo, _CMP_GE_OQ) & _mm512_cmp_pd_mask(key, hi, _CMP_LT_OQ);
+    const __mmask8 behind = _mm512_cmp_pd_mask(key, lo, _CMP_GE_OQ);
+    const __mmask8 kept = _mm512_mask_cmp_pd_mask(behind, key, hi, _CMP_LT_OQ);
     return _mm512_mask_mov_pd(v_set1(other), kept, s);
 }
 

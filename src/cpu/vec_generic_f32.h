@@ -5,8 +5,6 @@ typedef float real;
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_bits __attribute__((vector_size(16)));
 #define VEC_FAMILY    "cpu_generic"
-#define VEC_TYPE      "f32"
-#define VEC_DTYPE     FATTN_F32
 #define VEC_NEEDS     0
 #define VEC_NEEDS_F16 0
 #define LANES         4

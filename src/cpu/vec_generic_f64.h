@@ -3,8 +3,6 @@ typedef double real;
 typedef double vec __attribute__((vector_size(16)));
 typedef int64_t vec_bits __attribute__((vector_size(16)));
 #define VEC_FAMILY "cpu_generic"
-#define VEC_TYPE   "f64"
-#define VEC_DTYPE  FATTN_F64
 #define VEC_NEEDS  0
 #define LANES      2
 

@@ -5,8 +5,6 @@
 typedef float real;
 typedef float32x4_t vec;
 #define VEC_FAMILY    "cpu_neon"
-#define VEC_TYPE      "f32"
-#define VEC_DTYPE     FATTN_F32
 #define VEC_NEEDS     0 /* every aarch64 processor has it, with the conversions of halves */
 #define VEC_NEEDS_F16 0
 #define LANES         4

@@ -4,8 +4,6 @@
 typedef double real;
 typedef float64x2_t vec;
 #define VEC_FAMILY "cpu_neon"
-#define VEC_TYPE   "f64"
-#define VEC_DTYPE  FATTN_F64
 #define VEC_NEEDS  0 /* every aarch64 processor has it */
 #define LANES      2
 

@@ -106,13 +106,10 @@ static void load_key(const work *w, const fattn_view *view, const float *scales,
 {
     const int32_t dtype = w->problem->desc.kv_dtype;
     const void *from = fattn_key_row(w->problem, w->launch, view, fattn_dtype_size(dtype), s, h, j);
-    if (dtype != FATTN_I8) {
-        load(from, dtype, n, row);
-        return;
-    }
-    const double factor = (double)scales[fattn_scale_index(w->problem, w->launch, s, h, j)];
-    for (int64_t x = 0; x < n; x++)
-        row[x] = factor * ((const int8_t *)from)[x];
+    const double factor = dtype == FATTN_I8 ? (double)scales[fattn_scale_index(w->problem, w->launch, s, h, j)] : 1;
+    load(from, dtype, n, row);
+    for (int64_t x = 0; x < n && dtype == FATTN_I8; x++)
+        row[x] *= factor;
 }
 
 static double row_number(const work *w, const void *numbers, const fattn_sequence *s, int64_t h, int64_t i)
