@@ -7,8 +7,8 @@
  * pass joins the chunks of a row in order. Chunks start at multiples of DECODE_CHUNK whatever the number of threads, so a row's
  * bits depend on its sequence alone.
  *
- * Lanes run along dim, as keys lie in memory: K and V are read once for eight rows, in place, from pages or not, and widened on the way to the
- * registers. Per block of DECODE_KEYS keys, for up to four rows at a time,
+ * Lanes run along dim, as keys lie in memory: K and V are read once for eight rows, in place, from pages or not, and widened on
+ * the way to the registers. Per block of DECODE_KEYS keys, for up to four rows at a time,
  *
  *     scores    dot products: LANES partial sums each, transposed and added LANES keys at a time
  *     softmax   along the keys, relative to the maximum of a row's first block, which moves only when it must (forward_panel.h)
