@@ -43,16 +43,19 @@
  *   lse        the natural logarithm of the softmax denominator, lse[b][h][i] = ln (sum_j exp(s_ij) + exp(sink_h)), over the
  *              kept keys j; contiguous [batch, heads_q, seq_q]; float, or double where dtype is FATTN_F64.
  *   No keys    a query row that keeps no key (or whose every score is -inf) gives out 0, lse -inf (the sink, if there is one),
- *              and zero gradients.
+ *              and zero gradients; where every score is -inf and there is a sink, gradients are so only if the row's keys and
+ *              values are finite.
  *   Types      inputs of 16 or 8 bits are widened, all arithmetic is done in float or wider, and each result is rounded once.
  *   Range      subnormal numbers may count as 0. The kernels cpu_... compute in float (double for FATTN_F64), in log2 units and
  *              with the scale folded into q and k: where the size of a score exceeds the type's largest number / log2(e), or an
- *              element of scale * log2(e) * q (scale / softcap * q) or scale * k leaves its normal numbers, results are NaN, or
- * as without the term. Lengths    sequences of differing lengths are either packed, one behind the other without padding
- * (cu_seqlens), or padded, with their lengths in used_q and used_k. Each sequence counts its rows and keys from 0: masks,
- * alignment, bias and dropout know nothing of the others. Rows that belong to no sequence are neither read nor written, in any
+ *              element of scale * log2(e) * q (with softcap: scale / softcap * q), of scale * k, or softcap * log2(e) leaves
+ *              its normal numbers, results are NaN, or as without the term.
+ *   Lengths    sequences of differing lengths are either packed, one behind the other without padding (cu_seqlens), or padded,
+ *              with their lengths in used_q and used_k. Each sequence counts its rows and keys from 0: masks, alignment, bias
+ *              and dropout know nothing of the others. Rows that belong to no sequence are neither read nor written, in any
  *              tensor.
- *   NaN        follows IEEE arithmetic: a NaN in a query row makes that row NaN and leaves the other rows alone.
+ *   NaN        follows IEEE arithmetic: a NaN in a query row makes that row NaN and leaves the other rows alone. A sink that is
+ *              NaN or +inf makes lse so; out then means nothing.
  *   Sizes      every size counts elements, never bytes, except struct_size and workspace_size. Zero is a valid batch,
  *              seq_q or seq_k. Offsets are 64-bit throughout.
  *   Structs    begin with struct_size, set by the caller to sizeof the struct it was compiled with. Fields are only ever

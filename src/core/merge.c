@@ -270,6 +270,8 @@ static void merge_row(const merge *m, const place *at)
         if (lse == -(double)INFINITY)
             continue;
         const double w = weight(lse, largest);
+        if (w == 0 && isinf(largest)) /* outweighed, whatever its numbers are */
+            continue;
         total += w;
         add_scaled(sum, w, row_of(&m->outs[p], m->type, at), m->type, n);
     }

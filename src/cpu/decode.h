@@ -501,8 +501,6 @@ static real join_chunks(const decode *c, int64_t row, int64_t chunks, real *sum,
         *ref = m[i] > *ref ? m[i] : *ref;
     memset(sum, 0, (size_t)c->dim_v * sizeof(real));
     for (int64_t i = 0; i < chunks; i++, o += c->dim_v) {
-        if (l[i] == 0) /* nothing, or nothing but scores of -inf: whatever the sum holds */
-            continue;
         const real root = (real)exp2(((double)m[i] - (double)*ref) / 2); /* twice, as in move_reference */
         total += l[i] * root * root;
         for (int64_t d = 0; d < c->dim_v; d += LANES)

@@ -15,8 +15,8 @@
  * -inf, and l == 0 says that it met none. Which way a block takes depends on the data alone, and blocks are counted from the
  * first key that the panel keeps, so the bits of the result depend neither on threads nor on how panels are grouped into units.
  *
- * Where scores are more than q.k (adjust.h), accumulators start at 0: softcap bends what the product gave, and a bias that is
- * large everywhere must meet -r before small numbers are added. Dropout multiplies P once it is in l.
+ * Where scores are more than q.k (adjust.h), accumulators start at 0: softcap bends what the product gave, and bias is added
+ * before -r, so that a score is the same number whether it moves the reference or not. Dropout multiplies P once it is in l.
  */
 #ifndef FATTN_CPU_FORWARD_PANEL_H
 #define FATTN_CPU_FORWARD_PANEL_H
@@ -172,7 +172,10 @@ INLINE void adjust_column(const bool masked, const bool final, const score_run *
         vec s = v_load(p);
         if (run->cap)
             s = v_mul(v_tanh(s), v_set1(run->cap_log2));
-        s = v_add(s, run->added ? v_fma(v_load(run->added + r * width + lane), log2e, start) : start);
+        /* Rounded to the score first, as when the reference was taken: together with it, rounding might favour some keys. */
+        if (run->added)
+            s = v_fma(v_load(run->added + r * width + lane), log2e, s);
+        s = v_add(s, start);
         if (masked)
             s = v_keep(s, v_set1((real)(run->key + r)), v_load(run->lo + lane), v_load(run->hi + lane), -INFINITY);
         if (final)

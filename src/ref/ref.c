@@ -187,9 +187,9 @@ static double forward_row(const work *w, const rows *r, const fattn_sequence *s,
     const double sink = d->flags & FATTN_WITH_SINKS ? (double)w->launch->sinks[h] : -(double)INFINITY;
     memset(r->out, 0, (size_t)d->dim_v * sizeof(double));
     score_row(w, r, s, h, i, kept);
+    if (largest(r, kept, -(double)INFINITY) == -(double)INFINITY)
+        return sink;
     const double m = largest(r, kept, sink);
-    if (m == -(double)INFINITY)
-        return m;
     double l = exp(sink - m);
     for (int64_t j = kept.lo; j < kept.hi; j++) {
         const double p = exp(r->score[j] - m);
