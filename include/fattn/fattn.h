@@ -437,7 +437,8 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_merge_backward(const fattn_context
  * Su et al. 2021): a pair (x, y) becomes (x cos - y sin, x sin + y cos). Row i of sequence b goes to cache row used_k[b] + i,
  * which is its position. A row of bytes stands for its numbers up to half its factor; its factor is 0 where the largest number
  * is below 127 times the smallest normal float, and NaN where a number is not finite. Packed rows (total_q, total_k) are not
- * taken: FATTN_ERROR_UNSUPPORTED. Of desc, mask and numbers do not count. */
+ * taken: FATTN_ERROR_UNSUPPORTED; append them a sequence at a time, with batch 1 and pointers to what is the sequence's own. Of
+ * desc, mask and numbers do not count. */
 typedef struct fattn_cache_args {
     uint32_t struct_size;       /* sizeof(fattn_cache_args) */
     uint32_t interleaved;       /* 1: pairs are (2x, 2x + 1), as in GPT-J; 0: (x, x + rotary_dim / 2), as in GPT-NeoX */

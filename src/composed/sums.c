@@ -15,21 +15,17 @@
 /* Elements of dbias that a unit sums; a row of sums lies on its stack. */
 enum { SUM_ROWS = 64, SUM_KEYS = 512 };
 
-/* The dimensions of dbias, 1 where it is broadcast, and its units. */
-typedef struct bias_shape {
-    int64_t batch, heads, rows, row_blocks, key_blocks;
-} bias_shape;
+/* dbias in units. */
+typedef struct bias_units {
+    fattn_dbias_shape shape;
+    int64_t row_blocks, key_blocks;
+} bias_units;
 
-static bias_shape shape_of(const work *w)
+static bias_units units_of(const work *w)
 {
     const fattn_desc *d = &w->problem->desc;
-    const fattn_view *to = &w->launch->dbias;
-    const int64_t rows = to->stride_row == 0 ? 1 : d->seq_q;
-    return (bias_shape){.batch = to->stride_batch == 0 ? 1 : d->batch,
-                        .heads = to->stride_head == 0 ? 1 : d->heads_q,
-                        .rows = rows,
-                        .row_blocks = (rows + SUM_ROWS - 1) / SUM_ROWS,
-                        .key_blocks = (d->seq_k + SUM_KEYS - 1) / SUM_KEYS};
+    const fattn_dbias_shape shape = fattn_dbias_shape_of(d, &w->launch->dbias);
+    return (bias_units){shape, (shape.rows + SUM_ROWS - 1) / SUM_ROWS, (d->seq_k + SUM_KEYS - 1) / SUM_KEYS};
 }
 
 /* sum += dS of keys key .. key+keys-1, over sequences b0 .. b1-1, heads h0 .. h1-1 and rows i0 .. i1-1, where they exist. */
@@ -55,26 +51,21 @@ static void bias_unit(void *arg, int32_t lane, int64_t number)
 {
     const work *w = arg;
     const fattn_desc *d = &w->problem->desc;
-    const fattn_view *to = &w->launch->dbias;
-    const bias_shape shape = shape_of(w);
-    const int64_t key_block = number % shape.key_blocks, row_block = number / shape.key_blocks % shape.row_blocks;
-    const int64_t list = number / shape.key_blocks / shape.row_blocks, b = list / shape.heads, h = list % shape.heads;
+    const bias_units units = units_of(w);
+    const fattn_dbias_shape *shape = &units.shape;
+    const int64_t key_block = number % units.key_blocks, row_block = number / units.key_blocks % units.row_blocks;
+    const int64_t list = number / units.key_blocks / units.row_blocks, b = list / shape->heads, h = list % shape->heads;
     const int64_t key = key_block * SUM_KEYS, keys = d->seq_k - key < SUM_KEYS ? d->seq_k - key : SUM_KEYS;
-    const int64_t first = row_block * SUM_ROWS, last = first + SUM_ROWS < shape.rows ? first + SUM_ROWS : shape.rows;
-    bias_range r = {.b0 = b,
-                    .b1 = to->stride_batch == 0 ? d->batch : b + 1,
-                    .h0 = h,
-                    .h1 = to->stride_head == 0 ? d->heads_q : h + 1,
-                    .key = key,
-                    .keys = keys};
+    const int64_t first = row_block * SUM_ROWS, last = first + SUM_ROWS < shape->rows ? first + SUM_ROWS : shape->rows;
+    bias_range r = {.b0 = b, .b1 = b + shape->sum_batch, .h0 = h, .h1 = h + shape->sum_heads, .key = key, .keys = keys};
     (void)lane;
 
     for (int64_t i = first; i < last; i++) {
         double sum[SUM_KEYS] = {0};
-        r.i0 = to->stride_row == 0 ? 0 : i;
-        r.i1 = to->stride_row == 0 ? d->seq_q : i + 1;
+        r.i0 = i;
+        r.i1 = i + shape->sum_rows;
         add_rows(w, &r, sum);
-        float *row = (float *)fattn_row(to, sizeof(float), b, h, i) + key;
+        float *row = (float *)fattn_row(&w->launch->dbias, sizeof(float), b, h, i) + key;
         for (int64_t j = 0; j < keys; j++)
             row[j] = (float)sum[j];
     }
@@ -82,8 +73,8 @@ static void bias_unit(void *arg, int32_t lane, int64_t number)
 
 void composed_dbias(const work *w)
 {
-    const bias_shape shape = shape_of(w);
-    fattn_run_units(w->launch->context, w->problem->lanes, shape.batch * shape.heads * shape.row_blocks * shape.key_blocks,
+    const bias_units u = units_of(w);
+    fattn_run_units(w->launch->context, w->problem->lanes, u.shape.batch * u.shape.heads * u.row_blocks * u.key_blocks,
                     bias_unit, (void *)(uintptr_t)w);
 }
 

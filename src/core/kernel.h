@@ -93,6 +93,25 @@ static inline int64_t fattn_rows_k(const fattn_desc *desc)
     return desc->total_k > 0 ? desc->total_k : desc->batch * desc->seq_k;
 }
 
+/* The elements of dbias, [batch, heads, rows, seq_k], and how many sequences, heads and rows each of them is the sum over:
+ * where a stride is 0 there is one, of them all. Element (b, h, i) sums those from b, h and i on. */
+typedef struct fattn_dbias_shape {
+    int64_t batch, heads, rows;
+    int64_t sum_batch, sum_heads, sum_rows;
+} fattn_dbias_shape;
+
+static inline fattn_dbias_shape fattn_dbias_shape_of(const fattn_desc *desc, const fattn_view *dbias)
+{
+    fattn_dbias_shape s = {desc->batch, desc->heads_q, desc->seq_q, 1, 1, 1};
+    if (dbias->stride_batch == 0)
+        s.batch = 1, s.sum_batch = desc->batch;
+    if (dbias->stride_head == 0)
+        s.heads = 1, s.sum_heads = desc->heads_q;
+    if (dbias->stride_row == 0)
+        s.rows = 1, s.sum_rows = desc->seq_q;
+    return s;
+}
+
 /* Whether scores are more than scale q.k. */
 static inline bool fattn_scores_change(const fattn_desc *desc)
 {

@@ -4,7 +4,8 @@
  *     m = max_p lse_p      w_p = exp(lse_p - m)      out = sum_p w_p out_p / sum_p w_p      lse = m + ln sum_p w_p
  *
  * A row is read whole before it is written, so that the result may take the place of a partial. The partials are read where the
- * caller's lists say, as there may be any number of them; their checks go over the lists for the same reason.
+ * caller's lists say, as there may be any number of them; their checks go over the lists for the same reason, once for every
+ * few hundred outputs, which are sorted by where they lie.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -19,7 +20,7 @@
 
 enum {
     UNIT_ELEMENTS = 1 << 14, /* that a unit reads: some microseconds, so that handing it out costs little beside it */
-    BLOCK = 16               /* outputs that are held against all tensors at a time */
+    BLOCK = 512              /* outputs that are held against all tensors at a time; 16 KB of stack */
 };
 
 /* Either call; forward leaves what belongs to gradients unset. */
@@ -135,45 +136,93 @@ static bool in_place(const merge *m, const tensor *output, const tensor *other)
            same_stride(a->stride_head, b->stride_head, m->desc->heads_q) && same_stride(a->stride_row, b->stride_row, m->rows);
 }
 
-static fattn_status check_pair(const merge *m, int64_t output, fattn_region *r, int64_t other, fattn_region *s)
+/* An output's bytes, and how far it and those before it in a list reach. */
+typedef struct span {
+    uintptr_t lo, hi, reach;
+    int64_t number; /* of the tensor */
+} span;
+
+/* By first byte: a Shell sort, as qsort may allocate and the lists are often in order already. */
+static void sort_spans(span *spans, int count)
 {
-    char room[2][NAME_ROOM];
-    if (output == other || r->lo >= s->hi || s->lo >= r->hi)
-        return FATTN_OK;
+    for (int gap = count / 2; gap > 0; gap /= 2)
+        for (int i = gap; i < count; i++) {
+            const span moved = spans[i];
+            int to = i;
+            for (; to >= gap && spans[to - gap].lo > moved.lo; to -= gap)
+                spans[to] = spans[to - gap];
+            spans[to] = moved;
+        }
+    for (int i = 0; i < count; i++)
+        spans[i].reach = i > 0 && spans[i - 1].reach > spans[i].hi ? spans[i - 1].reach : spans[i].hi;
+}
+
+/* The next outputs from tensor *n on, as many as are held at a time, sorted. */
+static fattn_status hold_outputs(const merge *m, int64_t *n, span *spans, int *held)
+{
+    for (*held = 0; *n < tensors(m) && *held < BLOCK; ++*n) {
+        const tensor t = tensor_of(m, *n);
+        fattn_region r;
+        const fattn_status status = t.output ? read_tensor(m, &t, &r) : FATTN_OK;
+        if (status != FATTN_OK)
+            return status;
+        if (t.output && r.lo < r.hi)
+            spans[(*held)++] = (span){r.lo, r.hi, 0, *n};
+    }
+    sort_spans(spans, *held);
+    return FATTN_OK;
+}
+
+/* An output and another tensor, whose ranges of bytes meet. */
+static fattn_status check_pair(const merge *m, int64_t output, int64_t other)
+{
     const tensor t = tensor_of(m, output), u = tensor_of(m, other);
-    if (in_place(m, &t, &u))
+    char room[2][NAME_ROOM];
+    fattn_region r, s;
+    fattn_status status;
+    if (output == other || in_place(m, &t, &u))
         return FATTN_OK;
-    r->name = full_name(&t, room[0]);
-    s->name = full_name(&u, room[1]);
-    const fattn_status status = fattn_region_apart(r, s, 1);
-    r->name = t.name;
-    s->name = u.name;
+    if ((status = read_tensor(m, &t, &r)) || (status = read_tensor(m, &u, &s)) ||
+        (status = fattn_region_apart(&r, &s, 1)) == FATTN_OK)
+        return status;
+    r.name = full_name(&t, room[0]);
+    s.name = full_name(&u, room[1]);
+    return fattn_region_apart(&r, &s, 1);
+}
+
+/* Tensor number n against the outputs that are held. */
+static fattn_status check_against(const merge *m, const span *spans, int held, int64_t n)
+{
+    const tensor t = tensor_of(m, n);
+    fattn_region r;
+    fattn_status status = read_tensor(m, &t, &r);
+    int first = 0, end = held;
+    if (status != FATTN_OK)
+        return status;
+    while (first < end) { /* the first that reaches behind its first byte, or one before does */
+        const int middle = (first + end) / 2;
+        if (spans[middle].reach > r.lo)
+            end = middle;
+        else
+            first = middle + 1;
+    }
+    for (int i = first; i < held && spans[i].lo < r.hi && status == FATTN_OK; i++)
+        if (spans[i].hi > r.lo)
+            status = check_pair(m, spans[i].number, n);
     return status;
 }
 
 /* Every tensor lies within the address space, and every output apart from all others. */
 static fattn_status check_tensors(const merge *m)
 {
-    const int64_t all = tensors(m);
-    for (int64_t n = 0; n < all;) {
-        fattn_region output[BLOCK], region;
-        int64_t number[BLOCK];
-        int held = 0;
-        fattn_status status;
-        for (; n < all && held < BLOCK; n++) {
-            const tensor t = tensor_of(m, n);
-            number[held] = n;
-            if (t.output && (status = read_tensor(m, &t, &output[held++])))
-                return status;
-        }
-        for (int64_t other = 0; other < all; other++) {
-            const tensor t = tensor_of(m, other);
-            if ((status = read_tensor(m, &t, &region)))
-                return status;
-            for (int i = 0; i < held; i++)
-                if ((status = check_pair(m, number[i], &output[i], other, &region)))
-                    return status;
-        }
+    span spans[BLOCK];
+    for (int64_t next = 0; next < tensors(m);) {
+        int held;
+        fattn_status status = hold_outputs(m, &next, spans, &held);
+        for (int64_t n = 0; n < tensors(m) && status == FATTN_OK; n++)
+            status = check_against(m, spans, held, n);
+        if (status != FATTN_OK)
+            return status;
     }
     return FATTN_OK;
 }
@@ -264,7 +313,8 @@ static void merge_row(const merge *m, const place *at)
 {
     const int64_t n = m->desc->dim_v;
     const double largest = largest_lse(m, at);
-    double sum[FATTN_DIM_MOST] = {0}, total = 0;
+    double sum[FATTN_DIM_MOST], total = 0;
+    memset(sum, 0, (size_t)n * sizeof *sum);
     for (int32_t p = 0; p < m->count; p++) {
         const double lse = number_of(m, m->lses[p], at);
         if (lse == -(double)INFINITY)

@@ -233,19 +233,45 @@ static fattn_status read_keys(const tensors *t, fattn_region *r, bool output, co
                                                               dim);
 }
 
+/* A tensor of rows: by which of the two it is read. */
+typedef struct row_tensor {
+    fattn_status (*read)(const tensors *t, fattn_region *r, bool output, const char *name, const fattn_view *view,
+                         int32_t dtype, int64_t dim);
+    const char *name;
+    const fattn_view *view;
+    int32_t dtype;
+    int64_t dim;
+} row_tensor;
+
+static fattn_status read_inputs(tensors *t, const row_tensor *list, size_t count)
+{
+    fattn_status status = FATTN_OK;
+    for (const row_tensor *x = list; x < list + count && status == FATTN_OK; x++)
+        status = x->read(t, &t->input[t->inputs++], false, x->name, x->view, x->dtype, x->dim);
+    return status;
+}
+
+static fattn_status read_outputs(tensors *t, const row_tensor *list, size_t count)
+{
+    fattn_status status = FATTN_OK;
+    for (const row_tensor *x = list; x < list + count && status == FATTN_OK; x++)
+        status = x->read(t, &t->output[t->outputs++], true, x->name, x->view, x->dtype, x->dim);
+    return status;
+}
+
 static fattn_status read_pairs(const tensors *t, fattn_region *r, const char *name, const fattn_view *view)
 {
     const fattn_desc *d = &t->problem->desc;
     return fattn_region_view(r, name, view, fattn_dtype_size(d->dtype), d->batch, d->heads_q, d->seq_q, d->seq_k);
 }
 
-/* dbias: where its stride is 0 there is one element, which many add to. */
 static fattn_status read_dbias(const tensors *t, fattn_region *r)
 {
     const fattn_desc *d = &t->problem->desc;
     const fattn_view *view = &t->at->dbias;
-    return fattn_region_output(r, "dbias", view, fattn_dtype_size(d->grad_dtype), view->stride_batch == 0 ? 1 : d->batch,
-                               view->stride_head == 0 ? 1 : d->heads_q, view->stride_row == 0 ? 1 : d->seq_q, d->seq_k);
+    const fattn_dbias_shape shape = fattn_dbias_shape_of(d, view);
+    return fattn_region_output(r, "dbias", view, fattn_dtype_size(d->grad_dtype), shape.batch, shape.heads, shape.rows,
+                               d->seq_k);
 }
 
 /* lse, dlse: one number per query row and head. */
@@ -405,11 +431,12 @@ static fattn_status read_forward_inputs(const fattn_problem *problem, const fatt
     if (own->bias)
         launch->bias = *own->bias;
     if ((status = read_common(t, own->workspace, own->workspace_size)) || (status = read_forward_only(t)) ||
-        (status = check_lists(problem, launch)) ||
-        (status = read_queries(t, &t->input[t->inputs++], false, "q", &own->q, d->dtype, d->dim)) ||
-        (status = read_keys(t, &t->input[t->inputs++], false, "k", &own->k, d->kv_dtype, d->dim)))
+        (status = check_lists(problem, launch)))
         return status;
-    status = read_keys(t, &t->input[t->inputs++], false, "v", &own->v, d->kv_dtype, d->dim_v);
+    const row_tensor list[] = {{read_queries, "q", &own->q, d->dtype, d->dim},
+                               {read_keys, "k", &own->k, d->kv_dtype, d->dim},
+                               {read_keys, "v", &own->v, d->kv_dtype, d->dim_v}};
+    status = read_inputs(t, list, sizeof list / sizeof *list);
     settle_common(t, launch);
     return status;
 }
@@ -455,47 +482,80 @@ static fattn_status check_backward_only(const fattn_problem *problem, const fatt
     return check_optional(list, sizeof list / sizeof *list);
 }
 
+static fattn_status read_backward_inputs(tensors *t, const fattn_backward_args *own)
+{
+    const fattn_desc *d = &t->problem->desc;
+    const row_tensor list[] = {{read_queries, "q", &own->q, d->dtype, d->dim},
+                               {read_keys, "k", &own->k, d->dtype, d->dim},
+                               {read_keys, "v", &own->v, d->dtype, d->dim_v},
+                               {read_queries, "out", &own->out, d->out_dtype, d->dim_v},
+                               {read_queries, "dout", &own->dout, d->out_dtype, d->dim_v}};
+    fattn_status status = read_inputs(t, list, sizeof list / sizeof *list);
+    if (status == FATTN_OK)
+        status = read_row_numbers(t, &t->input[t->inputs++], "lse", own->lse);
+    return status != FATTN_OK ? status : read_row_numbers(t, &t->input[t->inputs++], "dlse", own->dlse);
+}
+
 static fattn_status read_gradients(tensors *t, const fattn_backward_args *own)
 {
     const fattn_desc *d = &t->problem->desc;
-    fattn_status status;
-    if ((status = read_queries(t, &t->output[t->outputs++], true, "dq", &own->dq, d->grad_dtype, d->dim)) ||
-        (status = read_keys(t, &t->output[t->outputs++], true, "dk", &own->dk, d->grad_dtype, d->dim)) ||
-        (status = read_keys(t, &t->output[t->outputs++], true, "dv", &own->dv, d->grad_dtype, d->dim_v)) ||
-        (status = fattn_region_array(&t->output[t->outputs++], "dsinks", own->dsinks, 4, own->dsinks ? d->heads_q : 0)))
-        return status;
-    return own->dbias ? read_dbias(t, &t->output[t->outputs++]) : FATTN_OK;
+    const row_tensor list[] = {{read_queries, "dq", &own->dq, d->grad_dtype, d->dim},
+                               {read_keys, "dk", &own->dk, d->grad_dtype, d->dim},
+                               {read_keys, "dv", &own->dv, d->grad_dtype, d->dim_v}};
+    fattn_status status = read_outputs(t, list, sizeof list / sizeof *list);
+    if (status == FATTN_OK)
+        status = fattn_region_array(&t->output[t->outputs++], "dsinks", own->dsinks, 4, own->dsinks ? d->heads_q : 0);
+    return status != FATTN_OK || !own->dbias ? status : read_dbias(t, &t->output[t->outputs++]);
+}
+
+static void settle_backward(const tensors *t, fattn_launch *at)
+{
+    settle_common(t, at);
+    settle_queries(t, &at->out);
+    settle_queries(t, &at->dout);
+    settle_queries(t, &at->dq);
+    settle_keys(t, &at->dk);
+    settle_keys(t, &at->dv);
+    if (!at->lse)
+        at->lse = fattn_nothing();
+    if (!at->dlse)
+        at->dlse = fattn_nothing();
+}
+
+/* All but bias and dbias, which are only looked at once they are known to be asked for. */
+static fattn_launch backward_launch(const fattn_backward_args *own)
+{
+    return (fattn_launch){.q = own->q,
+                          .k = own->k,
+                          .v = own->v,
+                          .out = own->out,
+                          .dout = own->dout,
+                          .dq = own->dq,
+                          .dk = own->dk,
+                          .dv = own->dv,
+                          .lse = (void *)(uintptr_t)own->lse, /* only forward writes it */
+                          .dlse = own->dlse,
+                          .dsinks = own->dsinks,
+                          .cu_q = own->cu_seqlens_q,
+                          .cu_k = own->cu_seqlens_k,
+                          .used_q = own->used_q,
+                          .used_k = own->used_k,
+                          .mask_lo = own->mask_lo,
+                          .mask_hi = own->mask_hi,
+                          .mask_stride = own->mask_stride,
+                          .document_q = own->document_q,
+                          .document_k = own->document_k,
+                          .slopes = own->slopes,
+                          .sinks = own->sinks};
 }
 
 fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_backward_args *args, fattn_launch *launch)
 {
-    const fattn_desc *d = &problem->desc;
     fattn_backward_args own;
     fattn_status status = fattn_struct_read(&own, sizeof own, FATTN_BACKWARD_ARGS_FIRST_SIZE, args, "args");
     if (status != FATTN_OK || (status = check_reserved(own.reserved)))
         return status;
-    *launch = (fattn_launch){.q = own.q,
-                             .k = own.k,
-                             .v = own.v,
-                             .out = own.out,
-                             .dout = own.dout,
-                             .dq = own.dq,
-                             .dk = own.dk,
-                             .dv = own.dv,
-                             .lse = (void *)(uintptr_t)own.lse, /* only forward writes it */
-                             .dlse = own.dlse,
-                             .dsinks = own.dsinks,
-                             .cu_q = own.cu_seqlens_q,
-                             .cu_k = own.cu_seqlens_k,
-                             .used_q = own.used_q,
-                             .used_k = own.used_k,
-                             .mask_lo = own.mask_lo,
-                             .mask_hi = own.mask_hi,
-                             .mask_stride = own.mask_stride,
-                             .document_q = own.document_q,
-                             .document_k = own.document_k,
-                             .slopes = own.slopes,
-                             .sinks = own.sinks};
+    *launch = backward_launch(&own);
     tensors t = {.problem = problem, .at = launch};
     if ((status = check_common(problem, launch, own.bias, own.stream)) || (status = check_backward_only(problem, launch, &own)))
         return status;
@@ -504,23 +564,8 @@ fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_
     if (own.dbias)
         launch->dbias = *own.dbias;
     if ((status = read_common(&t, own.workspace, own.workspace_size)) || (status = check_lists(problem, launch)) ||
-        (status = read_queries(&t, &t.input[t.inputs++], false, "q", &own.q, d->dtype, d->dim)) ||
-        (status = read_keys(&t, &t.input[t.inputs++], false, "k", &own.k, d->dtype, d->dim)) ||
-        (status = read_keys(&t, &t.input[t.inputs++], false, "v", &own.v, d->dtype, d->dim_v)) ||
-        (status = read_queries(&t, &t.input[t.inputs++], false, "out", &own.out, d->out_dtype, d->dim_v)) ||
-        (status = read_queries(&t, &t.input[t.inputs++], false, "dout", &own.dout, d->out_dtype, d->dim_v)) ||
-        (status = read_row_numbers(&t, &t.input[t.inputs++], "lse", own.lse)) ||
-        (status = read_row_numbers(&t, &t.input[t.inputs++], "dlse", own.dlse)) || (status = read_gradients(&t, &own)))
+        (status = read_backward_inputs(&t, &own)) || (status = read_gradients(&t, &own)))
         return status;
-    fattn_view *const queries[] = {&launch->out, &launch->dout, &launch->dq}, *const keys[] = {&launch->dk, &launch->dv};
-    settle_common(&t, launch);
-    for (int i = 0; i < 3; i++)
-        settle_queries(&t, queries[i]);
-    for (int i = 0; i < 2; i++)
-        settle_keys(&t, keys[i]);
-    if (!launch->lse)
-        launch->lse = fattn_nothing();
-    if (!launch->dlse)
-        launch->dlse = fattn_nothing();
+    settle_backward(&t, launch);
     return check_apart(&t);
 }

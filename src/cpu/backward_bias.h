@@ -12,24 +12,15 @@
 
 #include "backward_block.h"
 
-/* What dbias has of each dimension that it may be broadcast over. */
-typedef struct bias_shape {
-    int64_t batch, heads, rows;
-    int64_t blocks; /* of keys */
-} bias_shape;
-
-static bias_shape bias_shape_of(const backward *w)
+static fattn_dbias_shape bias_shape_of(const backward *w)
 {
-    const fattn_desc *desc = &w->problem->desc;
-    const fattn_view *to = &w->at->dbias;
-    return (bias_shape){to->stride_batch == 0 ? 1 : desc->batch, to->stride_head == 0 ? 1 : desc->heads_q,
-                        to->stride_row == 0 ? 1 : desc->seq_q, ceil_div(desc->seq_k, GRAD_KEYS)};
+    return fattn_dbias_shape_of(&w->problem->desc, &w->at->dbias);
 }
 
 static int64_t bias_units(const backward *w)
 {
-    const bias_shape s = bias_shape_of(w);
-    return s.batch * s.heads * s.blocks;
+    const fattn_dbias_shape s = bias_shape_of(w);
+    return s.batch * s.heads * ceil_div(w->problem->desc.seq_k, GRAD_KEYS);
 }
 
 /* Sums of a unit: [rows][GRAD_KEYS]; rows of a panel where dbias has but one row. */
@@ -71,16 +62,15 @@ static void bias_add(key_block *kb, int64_t h, int64_t block, bool one_row, real
     }
 }
 
-static void bias_store(const backward *w, const bias_shape *shape, int64_t b, int64_t h, int64_t block, real *sum)
+static void bias_store(const backward *w, int64_t rows, int64_t b, int64_t h, int64_t block, real *sum)
 {
     const fattn_desc *desc = &w->problem->desc;
     const size_t size = fattn_dtype_size(desc->grad_dtype);
     const int64_t first = block * GRAD_KEYS, n = min64(GRAD_KEYS, desc->seq_k - first);
-    const bool one_row = w->at->dbias.stride_row == 0;
-    for (int64_t r = 1; r < PANEL_WIDTH && one_row; r++)
+    for (int64_t r = 1; r < PANEL_WIDTH && rows == 1; r++)
         for (int64_t j = 0; j < n; j++)
             sum[j] += sum[r * GRAD_KEYS + j];
-    for (int64_t i = 0; i < shape->rows; i++) {
+    for (int64_t i = 0; i < rows; i++) {
         char *row = fattn_row(&w->at->dbias, size, b, h, i);
         narrow(row + first * (int64_t)size, desc->grad_dtype, sum + i * GRAD_KEYS, n);
     }
@@ -90,22 +80,21 @@ static void bias_run(void *arg, int32_t lane, int64_t unit)
 {
     const backward *w = arg;
     const fattn_desc *desc = &w->problem->desc;
-    const bias_shape shape = bias_shape_of(w);
-    const int64_t block = unit % shape.blocks, h0 = unit / shape.blocks % shape.heads, b0 = unit / shape.blocks / shape.heads;
-    const int64_t b1 = w->at->dbias.stride_batch == 0 ? desc->batch : b0 + 1;
-    const int64_t h1 = w->at->dbias.stride_head == 0 ? desc->heads_q : h0 + 1;
-    const bool one_row = w->at->dbias.stride_row == 0;
+    const fattn_dbias_shape shape = bias_shape_of(w);
+    const int64_t blocks = ceil_div(desc->seq_k, GRAD_KEYS);
+    const int64_t block = unit % blocks, h0 = unit / blocks % shape.heads, b0 = unit / blocks / shape.heads;
+    const bool one_row = shape.rows == 1;
     key_block kb = {.call = w};
     carver c = {w->scratch + (size_t)lane * w->scratch_size, 0};
     block_carve(&kb, w, &c);
     real *sum = bias_carve(w, &c);
     memset(sum, 0, (size_t)((one_row ? PANEL_WIDTH : desc->seq_q) * GRAD_KEYS) * sizeof(real));
-    for (int64_t b = b0; b < b1; b++)
-        for (int64_t h = h0; h < h1; h++) {
+    for (int64_t b = b0; b < b0 + shape.sum_batch; b++)
+        for (int64_t h = h0; h < h0 + shape.sum_heads; h++) {
             kb.q = &w->sequence[b];
             bias_add(&kb, h, block, one_row, sum);
         }
-    bias_store(w, &shape, b0, h0, block, sum);
+    bias_store(w, shape.rows, b0, h0, block, sum);
 }
 
 static void sink_run(void *arg, int32_t lane, int64_t h)

@@ -305,20 +305,18 @@ static void bias_unit(void *arg, int32_t lane, int64_t unit)
     const work *w = arg;
     const fattn_desc *d = &w->problem->desc;
     const fattn_view *to = &w->launch->dbias;
-    const int64_t heads = to->stride_head == 0 ? 1 : d->heads_q, b0 = unit / heads, h0 = unit % heads;
-    const int64_t b1 = to->stride_batch == 0 ? d->batch : b0 + 1, h1 = to->stride_head == 0 ? d->heads_q : h0 + 1;
-    const int64_t last = to->stride_row == 0 ? (d->seq_q > 0 ? d->seq_q : 1) - 1 : d->seq_q - 1;
+    const fattn_dbias_shape shape = fattn_dbias_shape_of(d, to);
+    const int64_t b0 = unit / shape.heads, h0 = unit % shape.heads;
     const rows r = lane_rows(w, lane);
-    for (int64_t i = 0; i <= last; i++) {
-        if (i == 0 || to->stride_row != 0)
-            memset(r.sum, 0, (size_t)d->seq_k * sizeof(double));
-        for (int64_t b = b0; b < b1; b++) {
-            const fattn_sequence s = fattn_sequence_of(w->problem, w->launch, b);
-            for (int64_t h = h0; h < h1 && i < s.seq_q; h++)
-                add_bias_row(w, &r, &s, h, i);
-        }
-        if (i == last || to->stride_row != 0)
-            store(fattn_row(to, fattn_dtype_size(d->grad_dtype), b0, h0, i), d->grad_dtype, d->seq_k, r.sum);
+    for (int64_t i0 = 0; i0 < shape.rows; i0++) {
+        memset(r.sum, 0, (size_t)d->seq_k * sizeof(double));
+        for (int64_t i = i0; i < i0 + shape.sum_rows; i++)
+            for (int64_t b = b0; b < b0 + shape.sum_batch; b++) {
+                const fattn_sequence s = fattn_sequence_of(w->problem, w->launch, b);
+                for (int64_t h = h0; h < h0 + shape.sum_heads && i < s.seq_q; h++)
+                    add_bias_row(w, &r, &s, h, i);
+            }
+        store(fattn_row(to, fattn_dtype_size(d->grad_dtype), b0, h0, i0), d->grad_dtype, d->seq_k, r.sum);
     }
 }
 
@@ -356,9 +354,9 @@ static void backward(const fattn_problem *problem, const fattn_launch *launch)
 {
     const fattn_desc *d = &problem->desc;
     run(problem, launch, d->batch * d->heads_kv, backward_unit);
+    const fattn_dbias_shape shape = fattn_dbias_shape_of(d, &launch->dbias);
     if (d->flags & FATTN_WITH_DBIAS)
-        run(problem, launch,
-            (launch->dbias.stride_batch == 0 ? 1 : d->batch) * (launch->dbias.stride_head == 0 ? 1 : d->heads_q), bias_unit);
+        run(problem, launch, shape.batch * shape.heads, bias_unit);
     if (d->flags & FATTN_WITH_DSINKS)
         run(problem, launch, d->heads_q, sink_unit);
 }

@@ -139,6 +139,64 @@ static void all_rows_and_any_strides(void **state)
     cache_free(&c);
 }
 
+/* ---------------------------------------------------------------------------------------------------------- packed rows */
+
+enum { FIRST = 2, LAST = NEW, TOTAL = FIRST + LAST };
+static const int32_t cu[B + 1] = {0, FIRST, FIRST, TOTAL};
+
+/* Element [h][cu[b] + i] is new row i of sequence b. */
+static void pack(const cache *c, float packed[HKV][TOTAL][D])
+{
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t h = 0; h < HKV; h++)
+            for (int64_t i = 0; i < cu[b + 1] - cu[b]; i++)
+                memcpy(packed[h][cu[b] + i], (float *)c->k_new + new_at(HKV, b, h, i, D), D * sizeof(float));
+}
+
+/* A call for sequence b alone; values are the first DV elements of keys. */
+static void append_one(cache *c, float packed[HKV][TOTAL][D], int64_t b)
+{
+    const int64_t before = c->desc.page_size > 0 ? 0 : b * HKV * CAP; /* rows of other sequences in the cache */
+    c->desc.batch = 1;
+    c->desc.seq_q = cu[b + 1] - cu[b];
+    c->args.k_new = c->args.v_new = (fattn_view){packed[0][cu[b]], 0, TOTAL * D, D};
+    c->args.k.data = (int8_t *)c->k + before * D, c->args.v.data = (int8_t *)c->v + before * DV;
+    c->args.k_scales = c->k_scales + before, c->args.v_scales = c->v_scales + before;
+    c->args.used_k = c->used_k + b;
+    if (c->desc.page_size > 0)
+        c->args.page_table = c->table + b * c->columns;
+    assert_ok(append(c));
+}
+
+/* New rows that lie packed go in one sequence at a time, with batch 1 and pointers to what is the sequence's own, as the header
+ * says: the cache is that of one call for padded rows. */
+static void packed_rows(void **state)
+{
+    (void)state;
+    for (int p = 0; p < PAGE_SIZES; p++) {
+        cache padded, c;
+        float packed[HKV][TOTAL][D];
+        cache_make(&padded, FATTN_F32, FATTN_I8, page_sizes[p], "");
+        cache_make(&c, FATTN_F32, FATTN_I8, page_sizes[p], "");
+        for (int64_t b = 0; b < B; b++) {
+            padded.used_k[b] = c.used_k[b] = (int32_t)(4 * b + 1);
+            padded.used_q[b] = cu[b + 1] - cu[b];
+        }
+        padded.args.used_q = padded.used_q;
+        padded.args.v_new = padded.args.k_new;
+        assert_ok(append(&padded));
+        pack(&c, packed);
+        for (int64_t b = 0; b < B; b++)
+            append_one(&c, packed, b);
+        assert_memory_equal(c.k, padded.k, (size_t)(c.rows * HKV * D));
+        assert_memory_equal(c.v, padded.v, (size_t)(c.rows * HKV * DV));
+        assert_memory_equal(c.k_scales, padded.k_scales, sizeof c.k_scales);
+        assert_memory_equal(c.v_scales, padded.v_scales, sizeof c.v_scales);
+        cache_free(&padded);
+        cache_free(&c);
+    }
+}
+
 /* --------------------------------------------------------------------------------------------------------------- rotary */
 
 /* Element x of a row of D turned at a position, from the formula. */
@@ -352,6 +410,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cache_reads_like_the_tensors),
         cmocka_unit_test(all_rows_and_any_strides),
+        cmocka_unit_test(packed_rows),
         cmocka_unit_test(rotary),
         cmocka_unit_test(quarter_turn),
         cmocka_unit_test(bytes_are_within_half_a_step),

@@ -68,6 +68,7 @@ static void presence(void **state)
     SPOIL(desc.kv_dtype, 0, FATTN_ERROR_ARGUMENT, "args.k_scales is given");
     SPOIL(desc.dim_v, 0, FATTN_ERROR_ARGUMENT, "desc.dim_v is 0");
     SPOIL(desc.total_q, 3, FATTN_ERROR_UNSUPPORTED, "desc.total_q and total_k are 3 and 0");
+    SPOIL(desc.total_q, B * NEW, FATTN_ERROR_UNSUPPORTED, "but a cache takes no packed rows"); /* though as many as padded */
     c.desc.page_size = c.desc.pages = 0;
     refused(&c, FATTN_ERROR_ARGUMENT, "args.page_table is given");
     SPOIL(desc.total_k, 4, FATTN_ERROR_UNSUPPORTED, "desc.total_q and total_k are 0 and 4");

@@ -122,6 +122,65 @@ static void overlaps(void **state)
     parts_free(&p);
 }
 
+/* The gradients of part a where those of part b, and what part b is, lie. */
+static void gradients_over(parts *p, fattn_view *douts, void **dlses, int a, int b)
+{
+    const fattn_view dout_a = douts[a];
+    void *const dlse_a = dlses[a];
+    char words[4][32];
+    snprintf(words[0], sizeof words[0], "args.douts[%d]", b);
+    snprintf(words[1], sizeof words[1], "overlaps args.outs[%d]", b);
+    snprintf(words[2], sizeof words[2], "args.dlses[%d]", b);
+    snprintf(words[3], sizeof words[3], "overlaps args.lses[%d]", b);
+    douts[a].data = douts[b].data;
+    backward_refused(p, words[0]);
+    douts[a].data = p->backward.outs[b].data;
+    backward_refused(p, words[1]);
+    douts[a] = dout_a;
+    dlses[a] = dlses[b];
+    backward_refused(p, words[2]);
+    dlses[a] = (void *)(uintptr_t)p->backward.lses[b];
+    backward_refused(p, words[3]);
+    dlses[a] = dlse_a;
+}
+
+/* More outputs than are checked at a time, whose ranges of bytes meet though they have no byte in common: they lie in one
+ * tensor, row by row, and in another order than in the lists. */
+static void many_parts(void **state)
+{
+    enum { MANY = 300, LINE = 4, N = 2 * MANY * LINE };
+    static float out_p[N], dout_p[N], lse_p[2 * MANY], dlse_p[2 * MANY], out[2 * LINE], lse[2], dout[2 * LINE];
+    static fattn_view outs[MANY], douts[MANY];
+    static const void *lses[MANY];
+    static void *dlses[MANY];
+    parts p;
+    (void)state;
+    parts_make(&p, FATTN_F32, 0, 1);
+    p.desc.batch = p.desc.heads_q = 1, p.desc.seq_q = 2, p.desc.dim_v = LINE;
+    memset(dout_p, POISON, sizeof dout_p);
+    memset(dlse_p, POISON, sizeof dlse_p);
+    for (int i = 0; i < MANY; i++) {
+        const int place = i * 7 % MANY;
+        outs[i] = (fattn_view){out_p + i * LINE, 0, 0, MANY * LINE};
+        douts[i] = (fattn_view){dout_p + place * LINE, 0, 0, MANY * LINE};
+        lses[i] = lse_p + 2 * i;
+        dlses[i] = dlse_p + 2 * place;
+    }
+    p.forward = (fattn_merge_args){.struct_size = sizeof p.forward, .count = MANY, .outs = outs, .lses = lses, .lse = lse};
+    p.forward.out = fattn_view_bhsd(out, 1, 2, LINE);
+    p.backward.count = MANY, p.backward.outs = outs, p.backward.lses = lses, p.backward.out = p.forward.out;
+    p.backward.lse = lse, p.backward.dout = fattn_view_bhsd(dout, 1, 2, LINE), p.backward.dlse = NULL;
+    p.backward.douts = douts, p.backward.dlses = dlses;
+    static const int pairs[][2] = {{0, 1}, {0, MANY - 1}, {MANY - 1, 0}, {MANY - 2, MANY - 1}, {17, 140}, {280, 3}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        gradients_over(&p, douts, dlses, pairs[i][0], pairs[i][1]);
+    all_poison(dout_p, sizeof dout_p);
+    all_poison(dlse_p, sizeof dlse_p);
+    assert_ok(fattn_merge(p.context, &p.desc, &p.forward));
+    assert_ok(fattn_merge_backward(p.context, &p.desc, &p.backward));
+    parts_free(&p);
+}
+
 /* Rows, or a batch, of none: nothing to do, and no tensor is needed. */
 static void no_rows(void **state)
 {
@@ -146,6 +205,6 @@ static void no_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(pointers_and_counts), cmocka_unit_test(overlaps),
-                                       cmocka_unit_test(no_rows)};
+                                       cmocka_unit_test(many_parts), cmocka_unit_test(no_rows)};
     return cmocka_run_group_tests_name("merge_errors", tests, NULL, NULL);
 }
