@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "bench.h"
+#include "call.h"
 #include "numbers.h"
 #include "random.h"
 
@@ -193,71 +194,60 @@ static fattn_view of_set(const bench_data *data, const bench_tensor *t, int set)
     return view;
 }
 
-static fattn_status call_forward(const bench_cell *cell, const fattn_context *context, const bench_data *data, int set,
-                                 void *workspace, size_t bytes, const char **ran)
+/* The arguments of a forward call, without workspace. `bias` is the set's, and must live as long as the call. */
+static fattn_forward_args forward_args(const bench_cell *cell, const bench_data *data, int set, const fattn_view *bias)
 {
     const bench_sequences *s = &data->sequences;
     const bool packed = bench_packed(cell), intervals = cell->mask.kind == FATTN_MASK_INTERVALS;
     const bool documents = cell->mask.kind == FATTN_MASK_DOCUMENT;
+    return (fattn_forward_args){.struct_size = sizeof(fattn_forward_args),
+                                .q = of_set(data, &data->q, set),
+                                .k = of_set(data, &data->k, set),
+                                .v = of_set(data, &data->v, set),
+                                .out = of_set(data, &data->out, set),
+                                .lse = of_set(data, &data->lse, set).data,
+                                .cu_seqlens_q = packed ? s->cu_q : NULL,
+                                .cu_seqlens_k = packed ? s->cu_k : NULL,
+                                .used_k = cell->varlen && !packed ? s->len_k : NULL,
+                                .mask_lo = intervals ? s->lo : NULL,
+                                .mask_hi = intervals ? s->hi : NULL,
+                                .mask_stride = intervals && !packed ? cell->seq_q : 0,
+                                .bias = bias->data ? bias : NULL,
+                                .slopes = of_set(data, &data->slopes, set).data,
+                                .sinks = of_set(data, &data->sinks, set).data,
+                                .document_q = documents ? s->document_q : NULL,
+                                .document_k = documents ? s->document_k : NULL,
+                                .page_table = cell->page > 0 ? s->page_table : NULL,
+                                .k_scales = of_set(data, &data->k_scales, set).data,
+                                .v_scales = of_set(data, &data->v_scales, set).data};
+}
+
+static fattn_status call_forward(const bench_cell *cell, const fattn_context *context, const bench_data *data, int set,
+                                 void *workspace, size_t bytes, const char **ran)
+{
     const fattn_view bias = of_set(data, &data->bias, set);
-    const fattn_forward_args args = {.struct_size = sizeof args,
-                                     .q = of_set(data, &data->q, set),
-                                     .k = of_set(data, &data->k, set),
-                                     .v = of_set(data, &data->v, set),
-                                     .out = of_set(data, &data->out, set),
-                                     .lse = of_set(data, &data->lse, set).data,
-                                     .workspace = workspace,
-                                     .workspace_size = bytes,
-                                     .kernel = ran,
-                                     .cu_seqlens_q = packed ? s->cu_q : NULL,
-                                     .cu_seqlens_k = packed ? s->cu_k : NULL,
-                                     .used_k = cell->varlen && !packed ? s->len_k : NULL,
-                                     .mask_lo = intervals ? s->lo : NULL,
-                                     .mask_hi = intervals ? s->hi : NULL,
-                                     .mask_stride = intervals && !packed ? cell->seq_q : 0,
-                                     .bias = bias.data ? &bias : NULL,
-                                     .slopes = of_set(data, &data->slopes, set).data,
-                                     .sinks = of_set(data, &data->sinks, set).data,
-                                     .document_q = documents ? s->document_q : NULL,
-                                     .document_k = documents ? s->document_k : NULL,
-                                     .page_table = cell->page > 0 ? s->page_table : NULL,
-                                     .k_scales = of_set(data, &data->k_scales, set).data,
-                                     .v_scales = of_set(data, &data->v_scales, set).data};
+    fattn_forward_args args = forward_args(cell, data, set, &bias);
+    args.workspace = workspace;
+    args.workspace_size = bytes;
+    args.kernel = ran;
     return fattn_forward(context, &data->desc, &args);
 }
 
 static fattn_status call_backward(const bench_cell *cell, const fattn_context *context, const bench_data *data, int set,
                                   void *workspace, size_t bytes, const char **ran)
 {
-    const bench_sequences *s = &data->sequences;
-    const bool packed = bench_packed(cell), intervals = cell->mask.kind == FATTN_MASK_INTERVALS;
-    const bool documents = cell->mask.kind == FATTN_MASK_DOCUMENT;
     const fattn_view bias = of_set(data, &data->bias, set), dbias = of_set(data, &data->dbias, set);
-    const fattn_backward_args args = {.struct_size = sizeof args,
-                                      .q = of_set(data, &data->q, set),
-                                      .k = of_set(data, &data->k, set),
-                                      .v = of_set(data, &data->v, set),
-                                      .out = of_set(data, &data->out, set),
-                                      .dout = of_set(data, &data->dout, set),
-                                      .dq = of_set(data, &data->dq, set),
-                                      .dk = of_set(data, &data->dk, set),
-                                      .dv = of_set(data, &data->dv, set),
-                                      .lse = of_set(data, &data->lse, set).data,
-                                      .workspace = workspace,
-                                      .workspace_size = bytes,
-                                      .kernel = ran,
-                                      .cu_seqlens_q = packed ? s->cu_q : NULL,
-                                      .cu_seqlens_k = packed ? s->cu_k : NULL,
-                                      .mask_lo = intervals ? s->lo : NULL,
-                                      .mask_hi = intervals ? s->hi : NULL,
-                                      .mask_stride = intervals && !packed ? cell->seq_q : 0,
-                                      .bias = bias.data ? &bias : NULL,
-                                      .slopes = of_set(data, &data->slopes, set).data,
-                                      .sinks = of_set(data, &data->sinks, set).data,
-                                      .dbias = dbias.data ? &dbias : NULL,
-                                      .dsinks = of_set(data, &data->dsinks, set).data,
-                                      .document_q = documents ? s->document_q : NULL,
-                                      .document_k = documents ? s->document_k : NULL};
+    const fattn_forward_args forward = forward_args(cell, data, set, &bias);
+    fattn_backward_args args = call_backward_of(&forward);
+    args.dout = of_set(data, &data->dout, set);
+    args.dq = of_set(data, &data->dq, set);
+    args.dk = of_set(data, &data->dk, set);
+    args.dv = of_set(data, &data->dv, set);
+    args.dbias = dbias.data ? &dbias : NULL;
+    args.dsinks = of_set(data, &data->dsinks, set).data;
+    args.workspace = workspace;
+    args.workspace_size = bytes;
+    args.kernel = ran;
     return fattn_backward(context, &data->desc, &args);
 }
 

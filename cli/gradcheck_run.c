@@ -130,70 +130,6 @@ static fattn_view from_column(const tensor *t, int64_t first)
     return view;
 }
 
-/* A list that decides by its presence must be something, even without elements. */
-static const void *list_of(const grad_state *g, const tensor *t, bool wanted)
-{
-    return !wanted ? NULL : t->view.data ? t->view.data : &g->c.desc;
-}
-
-/* The call for all keys. */
-static fattn_forward_args whole_forward(const grad_state *g)
-{
-    const problem *p = &g->c.p;
-    const tensors *t = &g->c.t;
-    const bool intervals = p->mask == FATTN_MASK_INTERVALS, documents = p->mask == FATTN_MASK_DOCUMENT;
-    return (fattn_forward_args){.struct_size = sizeof(fattn_forward_args),
-                                .q = t->q.view,
-                                .k = t->k.view,
-                                .v = t->v.view,
-                                .out = t->out.view,
-                                .lse = t->lse.view.data,
-                                .cu_seqlens_q = list_of(g, &t->cu_q, p->packed_q.kind),
-                                .cu_seqlens_k = list_of(g, &t->cu_k, p->packed_k.kind),
-                                .used_q = list_of(g, &t->used_q, p->used_q.kind),
-                                .used_k = list_of(g, &t->used_k, p->used_k.kind),
-                                .mask_lo = list_of(g, &t->lo, intervals),
-                                .mask_hi = list_of(g, &t->hi, intervals),
-                                .mask_stride = case_mask_stride(&g->c),
-                                .bias = p->bias ? &t->bias.view : NULL,
-                                .slopes = list_of(g, &t->slopes, p->alibi),
-                                .sinks = list_of(g, &t->sinks, p->sinks),
-                                .document_q = list_of(g, &t->document_q, documents),
-                                .document_k = list_of(g, &t->document_k, documents)};
-}
-
-/* What backward takes over from a forward call of the same keys. */
-static fattn_backward_args backward_of(const grad_state *g, const fattn_forward_args *f)
-{
-    const problem *p = &g->c.p;
-    const tensors *t = &g->c.t;
-    return (fattn_backward_args){.struct_size = sizeof(fattn_backward_args),
-                                 .q = f->q,
-                                 .k = f->k,
-                                 .v = f->v,
-                                 .out = f->out,
-                                 .lse = f->lse,
-                                 .dout = t->dout.view,
-                                 .dlse = list_of(g, &t->dlse, p->dlse),
-                                 .dq = t->dq.view,
-                                 .dk = t->dk.view,
-                                 .dv = t->dv.view,
-                                 .cu_seqlens_q = f->cu_seqlens_q,
-                                 .cu_seqlens_k = f->cu_seqlens_k,
-                                 .used_q = f->used_q,
-                                 .used_k = f->used_k,
-                                 .mask_lo = f->mask_lo,
-                                 .mask_hi = f->mask_hi,
-                                 .mask_stride = f->mask_stride,
-                                 .bias = f->bias,
-                                 .slopes = f->slopes,
-                                 .sinks = f->sinks,
-                                 .document_q = f->document_q,
-                                 .document_k = f->document_k,
-                                 .dbias = p->dbias ? &t->dbias.view : NULL,
-                                 .dsinks = p->dsinks && f->sinks ? t->dsinks.view.data : NULL};
-}
-
 static fattn_view rows_view(const grad_state *g, void *data, int64_t dim)
 {
     return fattn_view_bhsd(data, g->c.p.heads_q, g->c.p.seq_q, dim);
@@ -203,7 +139,7 @@ static fattn_view rows_view(const grad_state *g, void *data, int64_t dim)
 static fattn_forward_args part_forward(const grad_state *g, const grad_part *part, fattn_view *bias)
 {
     const tensors *t = &g->c.t;
-    fattn_forward_args args = whole_forward(g);
+    fattn_forward_args args = case_forward_args(&g->c);
     *bias = from_column(&t->bias, part->first);
     args.k = from_key(&t->k, part->first);
     args.v = from_key(&t->v, part->first);
@@ -257,7 +193,8 @@ static bool merge(const grad_state *g, const fattn_context *context)
     return fattn_merge(context, &g->c.desc, &args) == FATTN_OK;
 }
 
-static bool merge_backward(const grad_state *g, const fattn_context *context)
+/* From dout and dlse of all keys' call to those of the parts. */
+static bool merge_backward(const grad_state *g, const fattn_context *context, const fattn_backward_args *whole)
 {
     fattn_view outs[GRAD_PARTS_MAX], douts[GRAD_PARTS_MAX];
     const void *lses[GRAD_PARTS_MAX];
@@ -272,10 +209,10 @@ static bool merge_backward(const grad_state *g, const fattn_context *context)
                                             .count = g->parts,
                                             .outs = outs,
                                             .lses = lses,
-                                            .out = g->c.t.out.view,
-                                            .lse = g->c.t.lse.view.data,
-                                            .dout = g->c.t.dout.view,
-                                            .dlse = list_of(g, &g->c.t.dlse, g->c.p.dlse),
+                                            .out = whole->out,
+                                            .lse = whole->lse,
+                                            .dout = whole->dout,
+                                            .dlse = whole->dlse,
                                             .douts = douts,
                                             .dlses = dlses};
     return fattn_merge_backward(context, &g->c.desc, &args) == FATTN_OK;
@@ -286,7 +223,7 @@ static bool part_backward(const grad_state *g, const grad_part *part, const fatt
     const tensors *t = &g->c.t;
     fattn_view bias, dbias = from_column(&t->dbias, part->first);
     const fattn_forward_args forward = part_forward(g, part, &bias);
-    fattn_backward_args args = backward_of(g, &forward);
+    fattn_backward_args args = case_backward_args(&g->c, &forward);
     args.dq = rows_view(g, part->dq, g->c.p.dim);
     args.dk = from_key(&t->dk, part->first);
     args.dv = from_key(&t->dv, part->first);
@@ -321,7 +258,7 @@ static void sum_dq(const grad_state *g)
 
 bool grad_forward(grad_state *g, const fattn_context *context)
 {
-    fattn_forward_args args = whole_forward(g);
+    fattn_forward_args args = case_forward_args(&g->c);
     if (g->join == GRAD_WHOLE)
         return run_forward(context, &g->c.desc, &args);
     for (int n = 0; n < g->parts; n++) {
@@ -335,11 +272,11 @@ bool grad_forward(grad_state *g, const fattn_context *context)
 
 bool grad_backward(grad_state *g, const fattn_context *context)
 {
-    const fattn_forward_args forward = whole_forward(g);
-    fattn_backward_args args = backward_of(g, &forward);
+    const fattn_forward_args forward = case_forward_args(&g->c);
+    fattn_backward_args args = case_backward_args(&g->c, &forward);
     if (g->join == GRAD_WHOLE)
         return run_backward(context, &g->c.desc, &args);
-    if (g->join == GRAD_MERGE && !merge_backward(g, context))
+    if (g->join == GRAD_MERGE && !merge_backward(g, context, &args))
         return false;
     for (int n = 0; n < g->parts; n++)
         if (!part_backward(g, &g->part[n], context))

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "call.h"
+
 /* What runs now, for the fault handler. */
 static char running[PROBLEM_NAME_SIZE + 96];
 
@@ -136,13 +138,6 @@ bool verdict_fail(verdict *v, const char *format, ...)
 
 enum { WORKSPACE_BAND = 64, WORKSPACE_SKEW = 1 }; /* the skew: any alignment is allowed */
 
-/* A call's memory besides its tensors. */
-typedef struct call_memory {
-    unsigned char *workspace;
-    size_t bytes;
-    const char **kernel;
-} call_memory;
-
 /* A list that is wanted but has no elements may be anything; one that decides by its presence must be something. */
 static const void *list_of(const test_case *c, const tensor *t, bool wanted)
 {
@@ -177,51 +172,20 @@ fattn_forward_args case_forward_args(const test_case *c)
                                 .v_scales = list_of(c, &t->v_scales, p->kv_i8)};
 }
 
-static fattn_status call_forward(harness *h, const test_case *c, const fattn_context *context, const call_memory *m,
-                                 bool with_lse)
-{
-    fattn_forward_args args = case_forward_args(c);
-    args.lse = with_lse ? args.lse : NULL;
-    args.workspace = m->bytes ? m->workspace : NULL;
-    args.workspace_size = m->bytes;
-    args.kernel = m->kernel;
-    return h->forward(context, &c->desc, &args);
-}
-
-static fattn_status call_backward(harness *h, const test_case *c, const fattn_context *context, const call_memory *m)
+fattn_backward_args case_backward_args(const test_case *c, const fattn_forward_args *forward)
 {
     const tensors *t = &c->t;
     const problem *p = &c->p;
-    const bool intervals = p->mask == FATTN_MASK_INTERVALS, documents = p->mask == FATTN_MASK_DOCUMENT;
-    const fattn_backward_args args = {.struct_size = sizeof args,
-                                      .q = t->q.view,
-                                      .k = t->k.view,
-                                      .v = t->v.view,
-                                      .out = t->out.view,
-                                      .dout = t->dout.view,
-                                      .dq = t->dq.view,
-                                      .dk = t->dk.view,
-                                      .dv = t->dv.view,
-                                      .lse = list_of(c, &t->lse, true),
-                                      .workspace = m->bytes ? m->workspace : NULL,
-                                      .workspace_size = m->bytes,
-                                      .kernel = m->kernel,
-                                      .dlse = list_of(c, &t->dlse, p->dlse),
-                                      .cu_seqlens_q = list_of(c, &t->cu_q, p->packed_q.kind),
-                                      .cu_seqlens_k = list_of(c, &t->cu_k, p->packed_k.kind),
-                                      .used_q = list_of(c, &t->used_q, p->used_q.kind),
-                                      .used_k = list_of(c, &t->used_k, p->used_k.kind),
-                                      .mask_lo = list_of(c, &t->lo, intervals),
-                                      .mask_hi = list_of(c, &t->hi, intervals),
-                                      .bias = p->bias ? &t->bias.view : NULL,
-                                      .slopes = list_of(c, &t->slopes, p->alibi),
-                                      .sinks = list_of(c, &t->sinks, p->sinks),
-                                      .dbias = p->dbias ? &t->dbias.view : NULL,
-                                      .dsinks = p->dsinks ? t->dsinks.view.data : NULL,
-                                      .mask_stride = case_mask_stride(c),
-                                      .document_q = list_of(c, &t->document_q, documents),
-                                      .document_k = list_of(c, &t->document_k, documents)};
-    return h->backward(context, &c->desc, &args);
+    fattn_backward_args args = call_backward_of(forward);
+    args.lse = args.lse ? args.lse : &c->desc;
+    args.dout = t->dout.view;
+    args.dlse = list_of(c, &t->dlse, p->dlse);
+    args.dq = t->dq.view;
+    args.dk = t->dk.view;
+    args.dv = t->dv.view;
+    args.dbias = p->dbias ? &t->dbias.view : NULL;
+    args.dsinks = p->dsinks && args.sinks ? t->dsinks.view.data : NULL;
+    return args;
 }
 
 static bool bytes_are(const unsigned char *bytes, unsigned char value, size_t count)
@@ -235,23 +199,28 @@ static bool bytes_are(const unsigned char *bytes, unsigned char value, size_t co
 bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v)
 {
     const fattn_context *context = harness_context(h, kernel, threads);
-    call_memory m = {.kernel = ran};
+    const bool forward = c->p.op == FATTN_OP_FORWARD;
+    fattn_forward_args args = case_forward_args(c);
     set_running(c, kernel);
-    if (!context || fattn_workspace_size(context, &c->desc, c->p.op, &m.bytes) != FATTN_OK)
+    if (!context || fattn_workspace_size(context, &c->desc, c->p.op, &args.workspace_size) != FATTN_OK)
         return verdict_fail(v, "with %d threads: %s", threads, fattn_last_error());
     for (int i = 0; i < c->outputs_count; i++)
         arena_poison(&c->outputs[i]);
-    unsigned char *block = malloc(m.bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW);
+    const size_t bytes = args.workspace_size;
+    unsigned char *block = malloc(bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW);
     if (!block)
-        return verdict_fail(v, "no memory for a workspace of %zu bytes", m.bytes);
-    memset(block, 0xff, m.bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW);
-    m.workspace = block + WORKSPACE_BAND + WORKSPACE_SKEW;
-    const fattn_status status =
-        c->p.op == FATTN_OP_FORWARD ? call_forward(h, c, context, &m, with_lse) : call_backward(h, c, context, &m);
+        return verdict_fail(v, "no memory for a workspace of %zu bytes", bytes);
+    memset(block, 0xff, bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW);
+    unsigned char *workspace = block + WORKSPACE_BAND + WORKSPACE_SKEW;
+    args.workspace = bytes ? workspace : NULL;
+    args.kernel = ran;
+    args.lse = with_lse || !forward ? args.lse : NULL;
+    const fattn_backward_args backward = case_backward_args(c, &args);
+    const fattn_status status = forward ? h->forward(context, &c->desc, &args) : h->backward(context, &c->desc, &backward);
     const bool tidy =
-        bytes_are(block, 0xff, WORKSPACE_BAND + WORKSPACE_SKEW) && bytes_are(m.workspace + m.bytes, 0xff, WORKSPACE_BAND);
+        bytes_are(block, 0xff, WORKSPACE_BAND + WORKSPACE_SKEW) && bytes_are(workspace + bytes, 0xff, WORKSPACE_BAND);
     free(block);
     if (status != FATTN_OK)
         return verdict_fail(v, "%s with %d threads: %s", fattn_status_name(status), threads, fattn_last_error());
-    return tidy || verdict_fail(v, "writes outside its workspace of %zu bytes with %d threads", m.bytes, threads);
+    return tidy || verdict_fail(v, "writes outside its workspace of %zu bytes with %d threads", bytes, threads);
 }

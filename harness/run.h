@@ -109,8 +109,9 @@ verdict case_run(harness *h, test_case *c, const char *kernel);
 /* For judge.c: notes in the verdict what is wrong, and returns false. */
 bool verdict_fail(verdict *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The arguments of a forward call, without workspace. */
+/* The arguments of a forward call, without workspace; and of the backward call behind one. */
 fattn_forward_args case_forward_args(const test_case *c);
+fattn_backward_args case_backward_args(const test_case *c, const fattn_forward_args *forward);
 
 /* For judge.c: one call with fresh outputs and a workspace full of NaN. *ran gets the kernel's name. */
 bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v);

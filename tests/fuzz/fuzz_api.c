@@ -1,5 +1,5 @@
 /*
- * Bytes as calls of the public interface: a descriptor, tensors, mistakes (scene.c), for a context of one thread for each
+ * Bytes as calls of the public interface: a descriptor, tensors, mistakes (scene.h), for a context of one thread for each
  * family of kernels. Whatever the bytes are:
  *
  *   - no call reads or writes what is not a tensor's (arena.c), nor does anything that a sanitizer reports;
@@ -126,6 +126,31 @@ static fattn_status run(const fattn_context *context, const scene *s, const call
     return status;
 }
 
+/* A number of a type that has floating point, as a double. */
+static double value_of(const unsigned char *element, int32_t dtype)
+{
+    uint16_t half = 0;
+    uint32_t bits = 0;
+    float single;
+    double number;
+    if (dtype == FATTN_F64) {
+        memcpy(&number, element, sizeof number);
+        return number;
+    }
+    memcpy(&half, element, sizeof half);
+    if (dtype == FATTN_F16) {
+        const int exponent = half >> 10 & 31, mantissa = half & 0x3ff;
+        number = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                 : exponent == 0 ? ldexp(mantissa, -24)
+                                 : ldexp(mantissa + 1024, exponent - 25);
+        return half & 0x8000 ? -number : number;
+    }
+    memcpy(&bits, element, dtype == FATTN_F32 ? sizeof bits : 0);
+    bits = dtype == FATTN_F32 ? bits : (uint32_t)half << 16;
+    memcpy(&single, &bits, sizeof single);
+    return single;
+}
+
 /* Outputs as doubles, one after the other. */
 static size_t read_outputs(const scene *s, double *values, size_t room)
 {
@@ -137,7 +162,7 @@ static size_t read_outputs(const scene *s, double *values, size_t room)
                 for (int64_t i = 0; i < t->rows; i++)
                     for (int64_t c = 0; c < t->cols && count < room; c++)
                         if (!t->rows_used || t->rows_used[b * t->rows + i])
-                            values[count++] = scene_value(tensor_row(t, b, h, i) + (size_t)c * tensor_size(t), t->dtype);
+                            values[count++] = value_of(tensor_row(t, b, h, i) + (size_t)c * tensor_size(t), t->dtype);
     }
     return count;
 }

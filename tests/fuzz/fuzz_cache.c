@@ -127,9 +127,7 @@ static bool place(append *a, fuzz_input *in)
 static fattn_status run(const fattn_context *context, append *a, const fattn_desc *desc, uint8_t numbers, int poison)
 {
     const tensor *t = a->tensor;
-    for (int i = 0; i < TENSORS + OWN; i++)
-        if (t[i].dtype != TENSOR_I32)
-            scene_fill(&a->tensor[i], numbers + 1000u * (unsigned)i, numbers % 4 == 3);
+    scene_fill(a->tensor, TENSORS + OWN, numbers);
     const fattn_cache_args args = {.struct_size = sizeof args,
                                    .interleaved = a->interleaved,
                                    .k_new = t[TENSORS + K_NEW].given,

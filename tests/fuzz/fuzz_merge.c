@@ -66,9 +66,7 @@ static bool place(parts *p, fuzz_input *in)
         if (!arena_place(t, in))
             return false;
     }
-    const uint8_t numbers = fuzz_byte(in);
-    for (int i = 0; i < ALL; i++)
-        scene_fill(&p->tensor[i], numbers + 1000u * (unsigned)i, numbers % 4 == 3);
+    scene_fill(p->tensor, ALL, fuzz_byte(in));
     for (int i = 0; i < PARTS_MOST; i++) {
         p->outs[i] = p->tensor[OUT_0 + i].given;
         p->lses[i] = p->tensor[LSE_0 + i].given.data;

@@ -6,6 +6,8 @@
 
 #include "arena.h"
 
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
 /* clang-format off */
 typedef enum tensor_id {
     Q, K, V, OUT, LSE, DOUT, DQ, DK, DV, FORWARD_SPACE, BACKWARD_SPACE,
@@ -34,30 +36,38 @@ typedef struct scene {
     uint8_t used_q[ROWS_MOST], used_k[ROWS_MOST], used_lse[ROWS_MOST];
 } scene;
 
+/* ------------------------------------------------------------------------------------------------------ drawn: scene.c */
+
 /* The descriptor: small numbers mostly, now and then a field that is anything. */
 void scene_describe(scene *s, fuzz_input *in);
 
 /* Whether the problem is small enough to be run. */
 bool scene_fits(const fattn_desc *d);
 
+/* What a struct says of its own size: mostly the truth. *tail: something is set behind what the library knows. */
+size_t scene_claim(size_t own_size, fuzz_input *in, bool *tail);
+
+/* Now and then makes something wrong with the memory: a tensor moved onto another one, off its alignment, or missing. */
+void scene_spoil(scene *s, fuzz_input *in);
+
+/* ------------------------------------------------------------------------------------------------ built: scene_build.c */
+
 /* Gives every tensor that the descriptor asks for its place and its elements. False if they need too much memory. */
 bool scene_place(scene *s, fuzz_input *in, size_t forward_space, size_t backward_space);
+
+/* Notes which rows of queries, or of keys that are not paged, exist, as the lengths say. */
+void scene_use(scene *s, bool keys);
+
+/* Gives `count` tensors, but for lists, numbers of their types that `numbers` says. Returns whether these are wild: one in
+ * eight is any bits at all. */
+bool scene_fill(tensor *all, int count, uint8_t numbers);
+
+/* Who may touch what in a forward or a backward call. */
+void scene_roles(scene *s, fattn_op op);
 
 /* Structs, each alone in memory of exactly the size that it claims; the caller frees them. */
 fattn_desc *scene_desc(const scene *s);
 fattn_forward_args *scene_forward_args(scene *s, fuzz_input *in, const char **kernel);
 fattn_backward_args *scene_backward_args(const scene *s, fuzz_input *in, const char **kernel);
-
-/* Who may touch what in a forward or a backward call. */
-void scene_roles(scene *s, fattn_op op);
-
-/* Numbers of the tensor's type; where they are wild, one in eight is any bits at all. */
-void scene_fill(tensor *t, uint64_t seed, bool wild);
-
-/* A number of a type that has floating point, as a double. */
-double scene_value(const unsigned char *element, int32_t dtype);
-
-/* Now and then makes something wrong with the memory: a tensor moved onto another one, off its alignment, or missing. */
-void scene_spoil(scene *s, fuzz_input *in);
 
 #endif
