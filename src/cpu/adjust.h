@@ -52,59 +52,92 @@ static inline place place_of(const fattn_problem *problem, const fattn_launch *a
     return (place){h, i, bias ? fattn_row(&at->bias, fattn_dtype_size(problem->desc.dtype), s->b, h, i) : NULL};
 }
 
-enum { PIECE_KEYS = 32 }; /* keys for which bias and ALiBi are prepared at a time: the tile stays in the first-level cache */
+/* Keys whose bias is made ready, or whose products are made, before what follows: they stay in the first-level cache. */
+enum { PIECE_KEYS = 32 };
 
-_Static_assert(PIECE_KEYS % TILE_ROWS == 0, "a piece is whole groups");
+_Static_assert(PIECE_KEYS % TILE_ROWS == 0 && PIECE_KEYS % LANES == 0, "a piece is whole groups, and whole blocks of bias");
 
-/* add[c][lane] = bias of key first + c, for n <= PIECE_KEYS keys. wide: [lanes][n] for a narrower type. */
-static void fill_bias(const fattn_problem *problem, real *add, int64_t width, const place *lane, int64_t lanes, int64_t first,
-                      int64_t n, real *wide)
+/* The bias and ALiBi of a panel's rows, or of its last ones. */
+typedef struct added_run {
+    const place *lane; /* NULL: nothing is added */
+    int64_t lanes;     /* real rows */
+    int64_t first;     /* numbers of keys are relative to this one */
+    int64_t seq_k;
+    int32_t dtype; /* of the bias */
+    bool bias;
+    const real *slope, *diagonal; /* [lanes], whole vectors: ALiBi's slope, negative and in log2 units; where the row stands */
+} added_run;
+
+/* slope, diagonal: room for the panel's rows. */
+static added_run added_run_of(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, const place *lane,
+                              int64_t lanes, int64_t first, real *slope, real *diagonal)
 {
-    const int32_t dtype = problem->desc.dtype;
-    const int64_t size = (int64_t)fattn_dtype_size(dtype);
-    const real *rows[PANEL_WIDTH];
-    for (int64_t l = 0; l < lanes; l++)
-        rows[l] = row_as_real(lane[l].bias + first * size, dtype, n, wide + l * n);
-    transpose(add, width, rows, lanes, n);
-}
-
-/* Biases that will be wanted soon, `offset` bytes behind the first key of each lane. Their rows are too many for the processor
- * to fetch ahead by itself, and too many to be asked for at once: tiles ask for part g of n beside their work. */
-typedef struct bias_ahead {
-    const place *lane; /* NULL: nothing */
-    int64_t lanes, offset;
-} bias_ahead;
-
-INLINE void fetch_bias(const bias_ahead *ahead, int64_t g, int64_t n)
-{
-    if (ahead->lane)
-        for (int64_t l = g * ahead->lanes / n; l < (g + 1) * ahead->lanes / n; l++) {
-            __builtin_prefetch(ahead->lane[l].bias + ahead->offset);
-            __builtin_prefetch(ahead->lane[l].bias + ahead->offset + FATTN_ALIGNMENT);
+    added_run a = {.lane = lane, .lanes = lanes, .first = first, .seq_k = s->seq_k, .dtype = problem->desc.dtype};
+    a.bias = (problem->desc.flags & FATTN_WITH_BIAS) != 0;
+    if (problem->desc.flags & FATTN_WITH_SLOPES) {
+        for (int64_t l = 0; l < PANEL_WIDTH; l++) {
+            slope[l] = l < lanes ? (real)-at->slopes[lane[l].h] * (real)LOG2E : 0;
+            diagonal[l] = l < lanes ? (real)(lane[l].i + s->mask.offset - first) : 0;
         }
+        a.slope = slope;
+        a.diagonal = diagonal;
+    }
+    return a;
 }
 
-/* add[c][lane] = bias + ALiBi of key first + c, likewise. */
-static void fill_added(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, real *add, int64_t width,
-                       const place *lane, int64_t lanes, int64_t first, int64_t n, real *wide)
+/* The same from lane `lane` on. */
+static inline added_run added_lanes(const added_run *all, int64_t lane)
 {
-    const bool bias = (problem->desc.flags & FATTN_WITH_BIAS) != 0;
-    if (bias)
-        fill_bias(problem, add, width, lane, lanes, first, n, wide);
-    if (!(problem->desc.flags & FATTN_WITH_SLOPES))
-        return;
-    real slope[PANEL_WIDTH] __attribute__((aligned(FATTN_ALIGNMENT))) = {0};
-    real diagonal[PANEL_WIDTH] __attribute__((aligned(FATTN_ALIGNMENT))) = {0}; /* relative to the first key */
-    for (int64_t l = 0; l < lanes; l++) {
-        slope[l] = (real)-at->slopes[lane[l].h];
-        diagonal[l] = (real)(lane[l].i + s->mask.offset - first);
+    added_run a = *all;
+    if (a.lane) {
+        a.lane += lane;
+        a.lanes -= lane;
     }
-    for (int64_t l = 0; l < width; l += LANES) {
-        const vec by = v_load(slope + l), from = v_load(diagonal + l);
+    if (a.slope) {
+        a.slope += lane;
+        a.diagonal += lane;
+    }
+    return a;
+}
+
+/* to[c][l] = bias of key `key` + c in log2 units, for a vector of rows; 0 for rows and keys that there are not. */
+INLINE void fill_bias(const int32_t dtype, const added_run *a, real *to, ptrdiff_t width, int64_t lane, int64_t key)
+{
+    const int64_t lanes = clamp64(a->lanes - lane, 0, LANES), keys = min64(a->seq_k - key, LANES);
+    const place *rows = a->lane + lane;
+    const vec log2e = v_set1((real)LOG2E);
+    vec block[LANES];
+    if (lanes == LANES && keys == LANES) {
+        UNROLL
+        for (int l = 0; l < LANES; l++)
+            block[l] = load_numbers(dtype, rows[l].bias, key);
+    } else {
+        real part[LANES * LANES] __attribute__((aligned(FATTN_ALIGNMENT))) = {0};
+        for (int64_t l = 0; l < lanes; l++)
+            widen(part + l * LANES, rows[l].bias + key * (int64_t)fattn_dtype_size(dtype), dtype, keys, 1);
+        for (int l = 0; l < LANES; l++)
+            block[l] = v_load(part + l * LANES);
+    }
+    v_transpose(block);
+    UNROLL
+    for (int c = 0; c < LANES; c++)
+        v_store(to + c * width, v_mul(block[c], log2e));
+}
+
+/* to[c][l] = bias + ALiBi of key number `key` + c, in log2 units, for `vecs` vectors of rows and n keys, or more up to whole
+ * vectors. */
+static void fill_added(const added_run *a, real *to, ptrdiff_t width, int vecs, int64_t key, int64_t n)
+{
+    for (int64_t lane = 0; lane < vecs * LANES; lane += LANES) {
+        for (int64_t c = 0; c < n && a->bias; c += LANES)
+            WITH_DTYPE(a->dtype, fill_bias(DTYPE, a, to + c * width + lane, width, lane, a->first + key + c));
+        if (!a->slope)
+            continue;
+        const vec by = v_load(a->slope + lane), from = v_load(a->diagonal + lane);
         for (int64_t c = 0; c < n; c++) {
-            const vec distance = v_abs(v_sub(from, v_set1((real)c)));
-            real *to = add + c * width + l;
-            v_store(to, bias ? v_fma(by, distance, v_load(to)) : v_mul(by, distance));
+            const vec distance = v_abs(v_sub(from, v_set1((real)(key + c))));
+            real *at = to + c * width + lane;
+            v_store(at, a->bias ? v_fma(by, distance, v_load(at)) : v_mul(by, distance));
         }
     }
 }

@@ -7,14 +7,15 @@
  *   dS^T = P^T (V dO^T - D)     accumulators start at -D, D_i = sum_d dO_id O_id - dlse_i
  *   dV  += P^T dO,  dK += dS^T Q,  dQ += dS K      (scale is folded into the packed K and Q)
  *
- * Softcap, bias, ALiBi and dropout come between (adjust.h). Passes over the threads:
+ * Softcap, bias, ALiBi and dropout come between (adjust.h). What is done to a key/value head and the query heads of its group:
  *
- *   prepare   per query head: Q and dO packed twice, transposed in panels (for the scores) and in column strips (for the
- *             gradients), and -lse, -D (backward_plan.h)
- *   blocks    a unit is one key/value head and its keys, or one range of them: it owns its dk and dv, summing over the query
- *             heads of the group. Per block of GRAD_KEYS keys it walks over blocks of queries
+ *   prepare   Q and dO packed twice, transposed in panels (for the scores) and in column strips (for the gradients), and -lse,
+ *             -D (backward_plan.h)
+ *   blocks    of the keys, or of one range of them: dk and dv are summed over the query heads of the group. Per block of
+ *             GRAD_KEYS keys it walks over blocks of queries
  *   reduce    dq = the sum of the partials of all ranges, in order, rounded to its type; left out where blocks add to dq itself
- *   dbias, dsinks, if asked for (backward_bias.h)
+ *
+ * and then dbias, dsinks, if asked for (backward_bias.h).
  *
  * No atomics, and ranges depend on the sequence alone: the bits do not depend on threads.
  */
@@ -80,11 +81,10 @@ static void block_store(const key_block *kb, int64_t h)
 /* Where the sum of all ranges is made, or that of one range that is a unit. */
 static gradient dq_of(const backward *w, const sequence_plan *q, int64_t range, int64_t h)
 {
-    const int64_t cols = padded(&w->cols), heads = w->problem->desc.heads_q;
+    const int64_t cols = padded(&w->cols);
     if (q->in_place)
         return (gradient){fattn_query_row(&w->at->dq, sizeof(real), &q->s, h, 0), w->at->dq.stride_row};
-    const int64_t before = w->split ? range * w->rows_all * heads : 0;
-    return (gradient){w->partial + (before + rows_before(w, q, h)) * cols, cols};
+    return (gradient){w->partial + ((w->split ? range * w->rows_room : 0) + rows_at(q, h)) * cols, cols};
 }
 
 /* Where range `range` adds the dq of member m of the group of head h_kv. */
@@ -105,6 +105,18 @@ static void gradient_add(gradient to, gradient from, int64_t first, int64_t end,
             v_storeu(to.rows + r * to.row + d, v_add(v_loadu(to.rows + r * to.row + d), v_load(from.rows + r * from.row + d)));
 }
 
+/* Shares the keys of the next block of the range out to the panels of this one, which ask for them. */
+static void block_ahead(key_block *kb, int64_t range, int64_t index)
+{
+    const sequence_plan *q = kb->q;
+    int64_t meeting = 0;
+    for (int64_t i = q->panel_from[range]; i < q->panel_to[range]; i++)
+        meeting += panel_meets(kb, i);
+    kb->ahead_key = min64((index + 1) * GRAD_KEYS, q->s.seq_k);
+    kb->ahead_end = index + 1 < q->bounds[range + 1] ? min64(kb->ahead_key + GRAD_KEYS, q->s.seq_k) : kb->ahead_key;
+    kb->ahead_share = ceil_div(GRAD_KEYS, max64(meeting * kb->call->problem->group, 1));
+}
+
 static void range_run(key_block *kb, int64_t range, int64_t h_kv)
 {
     const backward *w = kb->call;
@@ -120,6 +132,7 @@ static void range_run(key_block *kb, int64_t range, int64_t h_kv)
     }
     for (int64_t i = q->bounds[range]; i < q->bounds[range + 1]; i++) {
         block_load(kb, h_kv, i);
+        block_ahead(kb, range, i);
         for (int64_t m = 0; m < group; m++) {
             const gradient dq = range_dq(kb, range, h_kv, m);
             for (int64_t p = from; p < to; p += BACKWARD_PANELS)
@@ -131,32 +144,14 @@ static void range_run(key_block *kb, int64_t range, int64_t h_kv)
         gradient_add(range_dq(kb, 0, h_kv, m), range_dq(kb, range, h_kv, m), first, end, padded(&w->cols));
 }
 
-static void blocks_run(void *arg, int32_t lane, int64_t unit)
-{
-    const backward *w = arg;
-    const int64_t b = sequence_of_unit(w->first_block, w->problem->desc.batch, unit), within = unit - w->first_block[b];
-    key_block kb = {.call = w, .q = &w->sequence[b]};
-    carver c = {w->scratch + (size_t)lane * w->scratch_size, 0};
-    block_carve(&kb, w, &c);
-    if (w->split) {
-        /* The ranges of one head follow each other: what prepare packed for it stays in the caches that threads share. */
-        range_run(&kb, within % kb.q->ranges, within / kb.q->ranges);
-        return;
-    }
-    for (int64_t range = 0; range < kb.q->ranges; range++)
-        range_run(&kb, range, within);
-}
-
 /* -------------------------------------------------------------------------------------------------------------- reduce */
 
-static void reduce_run(void *arg, int32_t lane, int64_t unit)
+/* Part number `part` of a key/value head. */
+static void reduce_part(const backward *w, const sequence_plan *q, int64_t h_kv, int64_t part)
 {
-    (void)lane;
-    const backward *w = arg;
     const fattn_desc *desc = &w->problem->desc;
-    const int64_t b = sequence_of_unit(w->first_reduce, desc->batch, unit), within = unit - w->first_reduce[b];
-    const sequence_plan *q = &w->sequence[b];
-    const int64_t blocks = ceil_div(q->s.seq_q, BACKWARD_ROWS), h = within / blocks, row0 = within % blocks * BACKWARD_ROWS;
+    const int64_t blocks = ceil_div(q->s.seq_q, BACKWARD_ROWS), h = h_kv * w->problem->group + part / blocks;
+    const int64_t row0 = part % blocks * BACKWARD_ROWS;
     const int64_t cols = padded(&w->cols), ranges = w->split ? q->ranges : 1;
     real row[FATTN_DIM_MOST + LANES] __attribute__((aligned(FATTN_ALIGNMENT)));
     for (int64_t i = row0; i < min64(row0 + BACKWARD_ROWS, q->s.seq_q); i++) {
@@ -165,16 +160,86 @@ static void reduce_run(void *arg, int32_t lane, int64_t unit)
             if (w->split &&
                 (i < panel_start(&q->panels, q->panel_from[range]) || i >= panel_start(&q->panels, q->panel_to[range])))
                 continue;
-            const real *part = dq_of(w, q, range, h).rows + i * cols;
+            const real *from = dq_of(w, q, range, h).rows + i * cols;
             /* The first as it is: adding it to 0 would turn -0 into 0, which blocks that add to dq itself do not. */
             for (int64_t d = 0; d < cols; d += LANES)
-                v_store(row + d, range == 0 ? v_load(part + d) : v_add(v_load(row + d), v_load(part + d)));
+                v_store(row + d, range == 0 ? v_load(from + d) : v_add(v_load(row + d), v_load(from + d)));
         }
         narrow(fattn_query_row(&w->at->dq, fattn_dtype_size(desc->grad_dtype), &q->s, h, i), desc->grad_dtype, row, desc->dim);
     }
 }
 
+/* --------------------------------------------------------------------------------------------------------------- units */
+
+static void *lane_scratch(const backward *w, int32_t lane)
+{
+    return w->scratch + (size_t)lane * w->scratch_size;
+}
+
+static key_block key_block_of(const backward *w, const sequence_plan *q, int32_t lane)
+{
+    key_block kb = {.call = w, .q = q};
+    carver c = {lane_scratch(w, lane), 0};
+    block_carve(&kb, w, &c);
+    return kb;
+}
+
+/* All of one key/value head. */
+static void head_run(void *arg, int32_t lane, int64_t unit)
+{
+    const backward *w = arg;
+    const int64_t heads = w->problem->desc.heads_kv, h = unit % heads;
+    sequence_plan q = w->sequence[unit / heads];
+    if (w->room_of_lanes) {
+        q.room_first = lane * (w->rows_room / w->problem->lanes);
+        q.room_head = h * w->problem->group;
+    }
+    for (int64_t part = 0; part < prepare_parts(w, &q); part++)
+        prepare_part(w, &q, h, part, lane_scratch(w, lane));
+    key_block kb = key_block_of(w, &q, lane);
+    for (int64_t range = 0; range < q.ranges; range++)
+        range_run(&kb, range, h);
+    for (int64_t part = 0; part < reduce_parts(w, &q); part++)
+        reduce_part(w, &q, h, part);
+}
+
+/* Or each stage of all of them, in units of one part or range. */
+static void prepare_run(void *arg, int32_t lane, int64_t unit)
+{
+    const backward *w = arg;
+    const int64_t b = sequence_of_unit(w->first_prepare, w->problem->desc.batch, unit), within = unit - w->first_prepare[b];
+    const int64_t parts = prepare_parts(w, &w->sequence[b]);
+    prepare_part(w, &w->sequence[b], within / parts, within % parts, lane_scratch(w, lane));
+}
+
+static void blocks_run(void *arg, int32_t lane, int64_t unit)
+{
+    const backward *w = arg;
+    const int64_t b = sequence_of_unit(w->first_block, w->problem->desc.batch, unit), within = unit - w->first_block[b];
+    key_block kb = key_block_of(w, &w->sequence[b], lane);
+    /* The ranges of one head follow each other: what was packed for it stays in the caches that threads share. */
+    range_run(&kb, within % kb.q->ranges, within / kb.q->ranges);
+}
+
+static void reduce_run(void *arg, int32_t lane, int64_t unit)
+{
+    (void)lane;
+    const backward *w = arg;
+    const int64_t b = sequence_of_unit(w->first_reduce, w->problem->desc.batch, unit), within = unit - w->first_reduce[b];
+    const int64_t parts = reduce_parts(w, &w->sequence[b]);
+    reduce_part(w, &w->sequence[b], within / parts, within % parts);
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- call */
+
+/* Whether key/value heads share themselves out evenly to the lanes. */
+static bool heads_are_even(const fattn_problem *problem)
+{
+    const fattn_desc *desc = &problem->desc;
+    const int64_t heads = desc->batch * desc->heads_kv;
+    const bool alike = desc->total_q == 0 && desc->total_k == 0; /* as far as is known yet */
+    return problem->lanes == 1 || heads >= HEADS_ENOUGH * problem->lanes || (alike && heads % problem->lanes == 0);
+}
 
 static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned char *workspace)
 {
@@ -182,10 +247,16 @@ static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned 
     const int64_t heads = desc->heads_q, batch = desc->batch;
     *w = (backward){
         .problem = problem, .adjust = adjustment_of(desc), .cols = strips_of(desc->dim), .cols_v = strips_of(desc->dim_v)};
-    w->split = ranges_of(desc->seq_k) > 1 && batch * desc->heads_kv < UNITS_WANTED;
+    w->split = !heads_are_even(problem);
     /* Every sequence is padded to whole vectors. */
     w->rows_all =
         desc->total_q > 0 ? round_to(desc->total_q + batch * (LANES - 1), LANES) : batch * round_to(desc->seq_q, LANES);
+    w->rows_room = w->rows_all * heads;
+    /* dbias reads all again; and sequences much shorter than the longest may take less room all together. */
+    const int64_t at_work = problem->lanes * problem->group * round_to(desc->seq_q, LANES);
+    w->room_of_lanes = !w->split && !(desc->flags & FATTN_WITH_DBIAS) && at_work < w->rows_room;
+    if (w->room_of_lanes)
+        w->rows_room = at_work;
     const int64_t panels_all = w->rows_all / PANEL_WIDTH + batch + 1, rows = w->rows_all * heads;
 
     carver c = {workspace, 0};
@@ -194,15 +265,15 @@ static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned 
     w->first_block = carve_bytes(&c, (size_t)(batch + 1) * sizeof(int64_t));
     w->first_reduce = carve_bytes(&c, (size_t)(batch + 1) * sizeof(int64_t));
     w->keep = carve_bytes(&c, (size_t)w->rows_all * sizeof(fattn_interval));
-    w->spans = carve_bytes(&c, (size_t)panels_all * sizeof(span));
-    w->qt = carve(&c, rows * desc->dim);
-    w->dot = carve(&c, rows * desc->dim_v);
-    w->qs = carve(&c, rows * padded(&w->cols));
-    w->dos = carve(&c, rows * padded(&w->cols_v));
+    w->spans = carve_bytes(&c, (size_t)panels_all * sizeof(panel_span));
+    w->qt = carve(&c, w->rows_room * desc->dim);
+    w->dot = carve(&c, w->rows_room * desc->dim_v);
+    w->qs = carve(&c, w->rows_room * padded(&w->cols));
+    w->dos = carve(&c, w->rows_room * padded(&w->cols_v));
     w->nlse = carve(&c, rows);
     w->nd = carve(&c, rows);
     w->oddities = carve_bytes(&c, (size_t)(heads * panels_all));
-    w->partial = carve(&c, (w->split ? ranges_of(desc->seq_k) : 1) * rows * padded(&w->cols));
+    w->partial = carve(&c, (w->split ? ranges_of(desc->seq_k) : 1) * w->rows_room * padded(&w->cols));
     carver lane = {NULL, 0};
     key_block kb = {.call = w};
     block_carve(&kb, w, &lane);
@@ -233,9 +304,13 @@ static void backward_run(const fattn_problem *problem, const fattn_launch *at)
     backward_plan(&w, problem, at->workspace);
     w.at = at;
     backward_divide(&w);
-    fattn_run_units(at->context, problem->lanes, w.first_prepare[desc->batch], prepare_run, &w);
-    fattn_run_units(at->context, problem->lanes, w.first_block[desc->batch], blocks_run, &w);
-    fattn_run_units(at->context, problem->lanes, w.first_reduce[desc->batch], reduce_run, &w);
+    if (w.split) {
+        fattn_run_units(at->context, problem->lanes, w.first_prepare[desc->batch], prepare_run, &w);
+        fattn_run_units(at->context, problem->lanes, w.first_block[desc->batch], blocks_run, &w);
+        fattn_run_units(at->context, problem->lanes, w.first_reduce[desc->batch], reduce_run, &w);
+    } else {
+        fattn_run_units(at->context, problem->lanes, desc->batch * desc->heads_kv, head_run, &w);
+    }
     if (desc->flags & FATTN_WITH_DBIAS)
         fattn_run_units(at->context, problem->lanes, bias_units(&w), bias_run, &w);
     if (desc->flags & FATTN_WITH_DSINKS)

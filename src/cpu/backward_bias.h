@@ -53,7 +53,9 @@ static void bias_add(key_block *kb, int64_t h, int64_t block, bool one_row, real
         real *to[PANEL_WIDTH];
         if (!panel_meets(kb, i))
             continue;
-        panel_gradients(kb, h, i, 0, true);
+        cells met = {.vecs = panel_vecs(&q->panels, i), .keys = kb->count};
+        panel_gradients(kb, h, i, 0, true, &met);
+        clear_cells(kb, &met);
         if (oddities_of(w, q, h)[i] & ODD_ROW)
             clear_empty_rows(kb, h, i);
         for (int64_t r = 0; r < rows; r++)

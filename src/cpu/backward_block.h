@@ -20,9 +20,12 @@ typedef struct key_block {
     gradient dk, dv;              /* [keys] rows that sums go to: the outputs' own, or the copies */
     real *dk_copy, *dv_copy;      /* [keys][padded dim, dim_v] */
     real *lo, *hi;                /* [width] of the panel at hand: the keys that a row keeps, from the block's first */
-    real *added, *slope, *factor; /* [PIECE_KEYS or keys][width] of the panel at hand, see gradient.h */
-    real *bias_copy;              /* [width][PIECE_KEYS] */
+    real *slope, *factor;         /* [keys][width] of the panel at hand, see gradient.h */
+    real *added;                  /* [PIECE_KEYS][width], see adjust.h */
+    real *alibi, *diagonal;       /* [width] of the panel at hand, likewise */
     real *range_sum;              /* [group][rows][dim padded]: dq of ranges behind the first, where they are no units */
+    int64_t ahead_key, ahead_end; /* keys that the next block will read and nobody asked for yet */
+    int64_t ahead_share;          /* those that each panel asks for */
     bool odd;                     /* a NaN or an infinity among the keys and values */
 } key_block;
 
@@ -37,42 +40,31 @@ static int64_t panel_places(const backward *w, const sequence_plan *q, int64_t i
 }
 
 /* Dropout's factors of keys [from, to) of the block; `to` may reach past its count. */
-static void panel_dropout(const key_block *kb, int64_t h, int64_t index, int64_t from, int64_t to)
+static void panel_dropout(const key_block *kb, int64_t width, const place *lane, int64_t lanes, int64_t from, int64_t to)
 {
     const backward *w = kb->call;
-    const int64_t width = panel_vecs(&kb->q->panels, index) * LANES, n = min64(to, kb->count) - from;
-    place lane[PANEL_WIDTH];
-    const int64_t lanes = panel_places(w, kb->q, index, h, lane);
+    const int64_t n = min64(to, kb->count) - from;
     fill_dropout(w->problem, &kb->q->s, &w->adjust, kb->factor, width, lane, lanes, kb->first + from, n);
     memset(kb->factor + n * width, 0, (size_t)((to - from - n) * width) * sizeof(real));
 }
 
-/* P^T of run->groups groups of a panel; with bias or ALiBi a piece at a time. */
-static void panel_probabilities(const key_block *kb, int64_t h, int64_t index, bool masked, grad_run run)
+/* P^T of a stretch; with bias or ALiBi a piece at a time. */
+static void stretch_probabilities(const key_block *kb, const stretch *part, int panel, const added_run *added, grad_run run)
 {
-    const backward *w = kb->call;
-    const int vecs = panel_vecs(&kb->q->panels, index);
-    const int64_t all = run.groups, width = vecs * LANES;
-    if (!w->adjust.added) {
-        probabilities(vecs, masked, &run);
+    const int64_t all = run.groups;
+    if (!added->lane) {
+        probabilities(part->vecs, panel, part->masked, &run);
         return;
     }
-    place lane[PANEL_WIDTH];
-    const int64_t lanes = panel_places(w, kb->q, index, h, lane);
-    const int64_t size = (int64_t)fattn_dtype_size(w->problem->desc.dtype);
-    const bool bias = (w->problem->desc.flags & FATTN_WITH_BIAS) != 0;
-    const int64_t next_panel = width * w->at->bias.stride_row * size; /* whose turn is next with these keys */
     run.added = kb->added;
     for (int64_t g = 0; g < all; g += PIECE_KEYS / TILE_ROWS) {
         run.groups = min64(PIECE_KEYS / TILE_ROWS, all - g);
-        fill_added(w->problem, w->at, &kb->q->s, kb->added, width, lane, lanes, kb->first + run.key,
-                   min64(run.groups * TILE_ROWS, kb->count - run.key), kb->bias_copy);
-        run.ahead = (bias_ahead){bias ? lane : NULL, lanes, (kb->first + run.key) * size + next_panel};
-        probabilities(vecs, masked, &run);
+        fill_added(added, kb->added, run.width, part->vecs, run.key, run.groups * TILE_ROWS);
+        probabilities(part->vecs, panel, part->masked, &run);
         run.a += PIECE_KEYS * run.a_row;
         run.p += PIECE_KEYS * P_ROW;
         if (run.slope)
-            run.slope += PIECE_KEYS * width;
+            run.slope += PIECE_KEYS * run.width;
         run.key += PIECE_KEYS;
     }
 }
@@ -86,67 +78,108 @@ static void panel_limits(const key_block *kb, int64_t index)
     }
 }
 
-/* Keys from .. to-1 of the block become zero in the panel's columns of P^T and dS^T. */
-static void clear_keys(const key_block *kb, int64_t from, int64_t to, int64_t col, int64_t width)
+/* Cells that no stretch filled become zero. */
+static void clear_cells(const key_block *kb, const cells *c)
 {
-    for (int64_t r = from; r < to; r++) {
-        memset(kb->p + r * P_ROW + col, 0, (size_t)width * sizeof(real));
-        memset(kb->ds + r * P_ROW + col, 0, (size_t)width * sizeof(real));
-    }
+    const uint32_t all = (uint32_t)((UINT64_C(1) << c->vecs) - 1);
+    for (int64_t g = 0; g < ceil_div(c->keys, TILE_ROWS); g++)
+        for (int64_t v = 0; v < c->vecs && c->met[g] != all; v++)
+            for (int64_t r = g * TILE_ROWS; r < (g + 1) * TILE_ROWS && !(c->met[g] >> v & 1); r++) {
+                v_store(kb->p + r * P_ROW + v * LANES, v_set1(0));
+                v_store(kb->ds + r * P_ROW + v * LANES, v_set1(0));
+            }
 }
 
-/* Fills the columns of P^T and dS^T of panel `index` of query head h, from column `col` on: keys outside what the panel keeps
- * become zero. bias: dS is wanted as the gradient of the bias, before softcap. */
-static void panel_gradients(const key_block *kb, int64_t h, int64_t index, int64_t col, bool bias)
+/* What to ask for beside the tiles of panel `index`: the bias of the next panel, and some keys and values of the next block. */
+static ahead_queue panel_ahead(key_block *kb, int64_t h, int64_t index, int64_t groups)
+{
+    const backward *w = kb->call;
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t size = (int64_t)fattn_dtype_size(desc->dtype), next = panel_start(&kb->q->panels, index + 1);
+    const fattn_view *views[] = {&w->at->k, &w->at->v};
+    const int64_t dims[] = {desc->dim, desc->dim_v};
+    ahead_queue a = {0};
+    if (desc->flags & FATTN_WITH_BIAS && next < kb->q->s.seq_q)
+        ahead_add(&a, place_of(w->problem, w->at, &kb->q->s, h, next).bias + kb->first * size, w->at->bias.stride_row * size,
+                  kb->count * size, min64(PANEL_WIDTH, kb->q->s.seq_q - next));
+    const int64_t rows = min64(kb->ahead_share, kb->ahead_end - kb->ahead_key);
+    for (int i = 0; i < 2; i++)
+        ahead_add(&a, fattn_row(views[i], (size_t)size, kb->q->s.b, h / w->problem->group, kb->q->s.k_first + kb->ahead_key),
+                  views[i]->stride_row * size, dims[i] * size, rows);
+    kb->ahead_key += rows;
+    ahead_spread(&a, requests_of(groups, desc->dim) + requests_of(groups, desc->dim_v));
+    return a;
+}
+
+/* Fills the cells of panel `index` of query head h that it keeps, its first vector being number `column`. bias: dS is wanted as
+ * the gradient of the bias, before softcap. */
+static void panel_gradients(key_block *kb, int64_t h, int64_t index, int64_t column, bool bias, cells *met)
 {
     const backward *w = kb->call;
     const fattn_desc *desc = &w->problem->desc;
     const int vecs = panel_vecs(&kb->q->panels, index);
-    const int64_t width = vecs * LANES, end = round_to(kb->count, TILE_ROWS);
-    const int64_t at = rows_before(w, kb->q, h) + panel_start(&kb->q->panels, index);
-    span keys = w->spans[kb->q->panel_first + index];
-    keys.lo = max64(keys.lo, kb->first);
-    keys.hi = min64(keys.hi, kb->first + kb->count);
-    /* Whole groups, counted from the block's first key; those that reach past the kept keys are masked. */
-    const int64_t from = keys.lo < keys.hi ? (keys.lo - kb->first) / TILE_ROWS * TILE_ROWS : end;
-    const int64_t to = keys.lo < keys.hi ? round_to(keys.hi - kb->first, TILE_ROWS) : end;
-    clear_keys(kb, 0, from, col, width);
-    clear_keys(kb, to, end, col, width);
+    const int64_t width = vecs * LANES, first = panel_start(&kb->q->panels, index);
+    const int64_t at = rows_at(kb->q, h) + first, number = rows_before(w, kb->q, h) + first;
+    const panel_span *keys = &w->spans[kb->q->panel_first + index];
+    /* Whole groups, counted from the block's first key. */
+    const int64_t from = max64(keys->all.lo - kb->first, 0) / TILE_ROWS * TILE_ROWS;
+    const int64_t to = min64(keys->all.hi - kb->first, kb->count);
     if (from >= to)
         return;
-    const groups g = groups_of(&keys, kb->first + from, kb->first + to, INT64_MAX);
-    if (g.clean_from > 0 || g.clean_to < g.count)
-        panel_limits(kb, index);
+    stretch parts[STRETCHES_MOST];
+    const int count = stretches_of(keys, vecs, kb->first + from, kb->first + to, INT64_MAX, parts);
+    ahead_queue ahead = panel_ahead(kb, h, index, ceil_div(to - from, TILE_ROWS));
+    bool limited = false;
+    place lane[PANEL_WIDTH];
+    const int64_t lanes = w->adjust.added || w->adjust.drop ? panel_places(w, kb->q, index, h, lane) : 0;
+    added_run added = {0};
+    if (w->adjust.added)
+        added = added_run_of(w->problem, w->at, &kb->q->s, lane, lanes, kb->first, kb->alibi, kb->diagonal);
     if (w->adjust.drop)
-        panel_dropout(kb, h, index, from, to);
-    grad_run scores = {.a_row = kb->k_row, .b = w->qt + at * desc->dim, .dim = desc->dim, .start = w->nlse + at};
-    grad_run values = {.a_row = kb->v_row, .b = w->dot + at * desc->dim_v, .dim = desc->dim_v, .start = w->nd + at};
-    scores.lo = values.lo = kb->lo;
-    scores.hi = values.hi = kb->hi;
-    scores.cap_log2 = w->adjust.cap_log2;
-    const int64_t edge[] = {0, g.clean_from, g.clean_to, g.count};
-    for (int i = 0; i < 3; i++) {
-        const int64_t row = from + edge[i] * TILE_ROWS, tile = edge[i] * TILE_ROWS * width;
-        scores.groups = values.groups = edge[i + 1] - edge[i];
-        if (scores.groups <= 0)
-            continue;
-        scores.key = values.key = row;
-        scores.p = values.p = kb->p + row * P_ROW + col;
-        values.ds = kb->ds + row * P_ROW + col;
-        scores.a = kb->k + row * kb->k_row;
+        panel_dropout(kb, width, lane, lanes, from, round_to(to, TILE_ROWS));
+    for (int i = 0; i < count; i++) {
+        const stretch *part = &parts[i];
+        const int64_t l = part->vec * LANES, row = from + part->group * TILE_ROWS, tile = part->group * TILE_ROWS * width + l;
+        const int64_t cell = row * P_ROW + column * LANES + l;
+        grad_run scores = {.a = kb->k + row * kb->k_row,
+                           .a_row = kb->k_row,
+                           .b = w->qt + at * desc->dim + l,
+                           .width = width,
+                           .dim = desc->dim,
+                           .groups = part->count,
+                           .key = row,
+                           .start = w->nlse + number + l,
+                           .lo = kb->lo + l,
+                           .hi = kb->hi + l,
+                           .p = kb->p + cell,
+                           .ahead = &ahead,
+                           .slope = w->adjust.cap ? kb->slope + tile : NULL,
+                           .cap_log2 = w->adjust.cap_log2};
+        grad_run values = scores;
         values.a = kb->v + row * kb->v_row;
-        scores.slope = w->adjust.cap ? kb->slope + tile : NULL;
-        values.slope = bias ? NULL : scores.slope;
+        values.a_row = kb->v_row;
+        values.b = w->dot + at * desc->dim_v + l;
+        values.dim = desc->dim_v;
+        values.start = w->nd + number + l;
+        values.ds = kb->ds + cell;
         values.factor = w->adjust.drop ? kb->factor + tile : NULL;
-        panel_probabilities(kb, h, index, i != 1, scores);
-        score_gradients(vecs, i != 1, &values);
+        if (bias)
+            values.slope = NULL;
+        if (part->masked && !limited)
+            panel_limits(kb, index);
+        limited |= part->masked;
+        const added_run part_added = added_lanes(&added, l);
+        stretch_probabilities(kb, part, vecs, &part_added, scores);
+        score_gradients(part->vecs, vecs, part->masked, &values);
+        for (int64_t g = 0; g < part->count; g++)
+            met->met[row / TILE_ROWS + g] |= ((1u << part->vecs) - 1) << (column + part->vec);
     }
 }
 
 /* Does panel i keep any key of the block? */
 static bool panel_meets(const key_block *kb, int64_t i)
 {
-    const span *keys = &kb->call->spans[kb->q->panel_first + i];
+    const span *keys = &kb->call->spans[kb->q->panel_first + i].all;
     return keys->lo < kb->first + kb->count && keys->hi > kb->first;
 }
 
@@ -155,12 +188,12 @@ static bool panel_meets(const key_block *kb, int64_t i)
 static bool block_is_odd(const key_block *kb, int64_t h, int64_t first, int64_t end)
 {
     const backward *w = kb->call;
-    const span *spans = w->spans + kb->q->panel_first;
+    const panel_span *spans = w->spans + kb->q->panel_first;
     int odd = kb->odd ? ODD_NUMBER : 0;
     bool partial = false;
     for (int64_t i = first; i < end; i++) {
         odd |= oddities_of(w, kb->q, h)[i];
-        partial |= spans[i].in_lo > kb->first || spans[i].in_hi < kb->first + kb->count;
+        partial |= spans[i].all.in_lo > kb->first || spans[i].all.in_hi < kb->first + kb->count;
         partial |= panel_start(&kb->q->panels, i + 1) > kb->q->s.seq_q; /* padding rows would meet infinite keys as 0 inf */
     }
     return (odd & ODD_NUMBER) && (partial || (odd & ODD_ROW));
@@ -193,28 +226,8 @@ static void block_careful(const key_block *kb, int64_t h, const gradient *dq_hea
     }
 }
 
-/* The keys of the block that panel i keeps, in whole groups: others may hold NaNs. */
-static span panel_keys(const key_block *kb, int64_t i)
-{
-    const span *keys = &kb->call->spans[kb->q->panel_first + i];
-    return (span){.lo = max64(keys->lo - kb->first, 0), .hi = min64(keys->hi - kb->first, kb->count)};
-}
-
-/* The three products of panels [first, end) of query head h, that all keep the same keys; their columns begin at `col`. */
-static void block_products(const key_block *kb, int64_t h, const gradient *dq, int64_t first, int64_t end, int64_t col)
-{
-    const backward *w = kb->call;
-    const sequence_plan *q = kb->q;
-    const int64_t row = panel_start(&q->panels, first), n = panel_start(&q->panels, end) - row, base = rows_before(w, q, h);
-    const span keys = panel_keys(kb, first);
-    const int64_t tile = keys.lo / TILE_ROWS * TILE_ROWS, rows = round_to(keys.hi, TILE_ROWS) - tile;
-    gradient_of_keys(&kb->dv, tile, rows, &w->cols_v, kb->p + col, w->dos + base * padded(&w->cols_v), q->rows, row, n);
-    gradient_of_keys(&kb->dk, tile, rows, &w->cols, kb->ds + col, w->qs + base * padded(&w->cols), q->rows, row, n);
-    gradient_of_queries(dq, row, n, &w->cols, kb->ds + col, kb->ks, keys.lo, keys.hi - keys.lo);
-}
-
 /* One block of keys against one block of panels [first, end) of query head h. */
-static void block_step(const key_block *kb, int64_t h, const gradient *dq, int64_t first, int64_t end)
+static void block_step(key_block *kb, int64_t h, const gradient *dq, int64_t first, int64_t end)
 {
     const sequence_plan *q = kb->q;
     /* Panels that keep none of these keys are left out at both ends. */
@@ -224,24 +237,20 @@ static void block_step(const key_block *kb, int64_t h, const gradient *dq, int64
         end--;
     if (first >= end)
         return;
-    const int64_t row = panel_start(&q->panels, first);
+    const int64_t row = panel_start(&q->panels, first), n = panel_start(&q->panels, end) - row;
+    cells met = {.vecs = n / LANES, .keys = kb->count};
     for (int64_t i = first; i < end; i++)
-        panel_gradients(kb, h, i, panel_start(&q->panels, i) - row, false);
+        panel_gradients(kb, h, i, (panel_start(&q->panels, i) - row) / LANES, false, &met);
     if (block_is_odd(kb, h, first, end)) {
-        block_careful(kb, h, dq, row, panel_start(&q->panels, end) - row);
+        block_careful(kb, h, dq, row, n);
         return;
     }
-    /* Panels that keep the same keys go together: longer sums, fewer passes over the gradients. */
-    for (int64_t i = first, next; i < end; i = next) {
-        const span keys = panel_keys(kb, i);
-        for (next = i + 1; next < end; next++) {
-            const span other = panel_keys(kb, next);
-            if (other.lo != keys.lo || other.hi != keys.hi)
-                break;
-        }
-        if (keys.lo < keys.hi)
-            block_products(kb, h, dq, i, next, panel_start(&q->panels, i) - row);
-    }
+    clear_cells(kb, &met);
+    const backward *w = kb->call;
+    const int64_t base = rows_at(q, h);
+    gradient_of_keys(&kb->dv, &met, &w->cols_v, kb->p, w->dos + base * padded(&w->cols_v), q->rows, row);
+    gradient_of_keys(&kb->dk, &met, &w->cols, kb->ds, w->qs + base * padded(&w->cols), q->rows, row);
+    gradient_of_queries(dq, row, &met, &w->cols, kb->ds, kb->ks);
 }
 
 /* The scratch of one lane. What prepare uses comes first. */
@@ -260,9 +269,10 @@ static void block_carve(key_block *kb, const backward *w, carver *c)
     kb->lo = carve(c, PANEL_WIDTH);
     kb->hi = carve(c, PANEL_WIDTH);
     kb->added = carve(c, w->adjust.added ? PIECE_KEYS * PANEL_WIDTH : 0);
+    kb->alibi = carve(c, w->adjust.added ? PANEL_WIDTH : 0);
+    kb->diagonal = carve(c, w->adjust.added ? PANEL_WIDTH : 0);
     kb->slope = carve(c, w->adjust.cap ? tile : 0);
     kb->factor = carve(c, w->adjust.drop ? tile : 0);
-    kb->bias_copy = carve(c, w->adjust.added && desc->dtype != REAL_DTYPE ? PIECE_KEYS * PANEL_WIDTH : 0);
     const bool again = !w->split && ranges_of(desc->seq_k) > 1;
     kb->range_sum = carve(c, again ? w->problem->group * round_to(desc->seq_q, LANES) * padded(&w->cols) : 0);
 }

@@ -3,8 +3,9 @@
  * fits together.
  *
  * Each sequence has a plan of its own that depends on nothing but the sequence, so the others of its batch change no bit of its
- * results. Where there are few heads, ranges of keys are units of work with a partial dq each; else a unit goes through the
- * ranges of its head one after the other. Both add up the ranges in the same order, to the same bits.
+ * results. Where key/value heads share themselves out evenly to the lanes, a unit of work is one of them, with all that is done
+ * to it: what is packed for it stays in the caches of its processor. Else the stages are passes over all heads, and ranges of
+ * keys are units, with a partial dq each. Both add up the ranges in the same order, to the same bits.
  */
 #ifndef FATTN_CPU_BACKWARD_PLAN_H
 #define FATTN_CPU_BACKWARD_PLAN_H
@@ -12,7 +13,7 @@
 #include "gradient.h"
 
 enum {
-    UNITS_WANTED = 32,     /* units that a call should have, so that many threads find work */
+    HEADS_ENOUGH = 8,      /* key/value heads of a lane, with which it hardly matters who has the last */
     RANGES_MOST = 8,       /* where they are units, each has a partial as large as dq in the workspace */
     RANGE_KEYS_LEAST = 512 /* shorter ranges would spend more on the partials of dq than they share out */
 };
@@ -27,6 +28,7 @@ typedef struct sequence_plan {
     int64_t bounds[RANGES_MOST + 1];                        /* in blocks of keys */
     int64_t panel_from[RANGES_MOST], panel_to[RANGES_MOST]; /* other panels keep none of the range's keys */
     bool in_place;                                          /* blocks add to dq itself, else to partials */
+    int64_t room_first, room_head;                          /* see rows_at */
 } sequence_plan;
 
 /* What holds for the whole call. */
@@ -37,15 +39,19 @@ typedef struct backward {
     strips cols, cols_v;                                 /* of dim and dim_v */
     bool split;                                          /* ranges are units */
     int64_t rows_all;                                    /* room for the padded rows of all sequences, one head */
+    bool room_of_lanes;                                  /* what is packed is kept for the heads at work alone */
+    int64_t rows_room;                                   /* room for packed rows, all heads */
     sequence_plan *sequence;                             /* [batch] */
     int64_t *first_prepare, *first_block, *first_reduce; /* [batch + 1]: units before each sequence */
     fattn_interval *keep; /* [rows_all] the keys that each row keeps; padding repeats the last row's */
-    span *spans;          /* [panels] the keys that each panel keeps */
-    real *qt, *dot;       /* per sequence [heads_q] panels [dim, dim_v][width]; qt times the factor of adjust.h */
-    real *qs, *dos;       /* per sequence [heads_q] strips [rows][width]; qs times scale */
-    real *nlse, *nd;      /* per sequence [heads_q][rows] -lse log2(e), -D */
-    uint8_t *oddities;    /* per sequence [heads_q][panels], ODD_... */
-    real *partial;        /* [ranges, if they are units] per sequence [heads_q][rows][dim padded] */
+    panel_span *spans;    /* [panels] the keys that each panel keeps */
+    /* At rows_at: of each query head */
+    real *qt, *dot; /* panels [dim, dim_v][width]; qt times the factor of adjust.h */
+    real *qs, *dos; /* strips [rows][width]; qs times scale */
+    real *partial;  /* [ranges, if they are units], [rows][dim padded] */
+    /* At rows_before: */
+    real *nlse, *nd;   /* per sequence [heads_q][rows] -lse log2(e), -D */
+    uint8_t *oddities; /* per sequence [heads_q][panels], ODD_... */
     unsigned char *scratch;
     size_t scratch_size; /* per lane */
 } backward;
@@ -60,6 +66,12 @@ enum {
 static inline int64_t rows_before(const backward *w, const sequence_plan *q, int64_t h)
 {
     return q->row_first * w->problem->desc.heads_q + h * q->rows;
+}
+
+/* Likewise in arrays of what is packed, and of partials. */
+static inline int64_t rows_at(const sequence_plan *q, int64_t h)
+{
+    return q->room_first + (h - q->room_head) * q->rows;
 }
 
 static inline uint8_t *oddities_of(const backward *w, const sequence_plan *q, int64_t h)
@@ -81,10 +93,9 @@ static real dot(const real *a, const real *b, int64_t n)
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
         sum = v_fma(v_loadu(a + i), v_loadu(b + i), sum);
-    real part[LANES] __attribute__((aligned(FATTN_ALIGNMENT))), total = 0;
+    real part[LANES] __attribute__((aligned(FATTN_ALIGNMENT)));
     v_store(part, sum);
-    for (int l = 0; l < LANES; l++)
-        total += part[l];
+    real total = across_sum(part);
     for (; i < n; i++)
         total += a[i] * b[i];
     return total;
@@ -146,7 +157,8 @@ static void prepare_panel(const backward *w, const sequence_plan *q, int64_t h, 
 {
     const fattn_desc *desc = &w->problem->desc;
     const int64_t first = panel_start(&q->panels, index), width = panel_start(&q->panels, index + 1) - first;
-    const int64_t rows = min64(width, q->s.seq_q - first), head = rows_before(w, q, h), base = head + first;
+    const int64_t rows = min64(width, q->s.seq_q - first), base = rows_before(w, q, h) + first;
+    const int64_t head = rows_at(q, h), at = head + first;
     const real *q_row[PANEL_WIDTH], *dout[PANEL_WIDTH];
     for (int64_t i = 0; i < rows; i++) {
         q_row[i] = query_row(&w->at->q, desc->dtype, q, h, first + i, desc->dim, wide->q + i * desc->dim);
@@ -160,21 +172,19 @@ static void prepare_panel(const backward *w, const sequence_plan *q, int64_t h, 
         w->nd[base + i] = 0;
         w->nlse[base + i] = REAL_LOWEST;
     }
-    pack_transposed(w->qt + base * desc->dim, width, q_row, rows, desc->dim, w->adjust.q_factor);
-    pack_transposed(w->dot + base * desc->dim_v, width, dout, rows, desc->dim_v, 1);
+    pack_transposed(w->qt + at * desc->dim, width, q_row, rows, desc->dim, w->adjust.q_factor);
+    pack_transposed(w->dot + at * desc->dim_v, width, dout, rows, desc->dim_v, 1);
     pack_strips(w->qs + head * padded(&w->cols), &w->cols, q->rows, first, q_row, rows, desc->dim, (real)desc->scale);
     pack_strips(w->dos + head * padded(&w->cols_v), &w->cols_v, q->rows, first, dout, rows, desc->dim_v, 1);
 }
 
-static void prepare_run(void *arg, int32_t lane, int64_t unit)
+/* Part number `part` of a key/value head. */
+static void prepare_part(const backward *w, const sequence_plan *q, int64_t h_kv, int64_t part, void *scratch)
 {
-    const backward *w = arg;
-    const int64_t b = sequence_of_unit(w->first_prepare, w->problem->desc.batch, unit), within = unit - w->first_prepare[b];
-    const sequence_plan *q = &w->sequence[b];
-    const int64_t blocks = ceil_div(q->panels.count, BACKWARD_PANELS), h = within / blocks,
-                  first = within % blocks * BACKWARD_PANELS;
-    const int64_t end = min64(first + BACKWARD_PANELS, q->panels.count), head = rows_before(w, q, h);
-    carver c = {w->scratch + (size_t)lane * w->scratch_size, 0};
+    const int64_t blocks = ceil_div(q->panels.count, BACKWARD_PANELS), h = h_kv * w->problem->group + part / blocks;
+    const int64_t first = part % blocks * BACKWARD_PANELS, end = min64(first + BACKWARD_PANELS, q->panels.count);
+    const int64_t head = rows_at(q, h);
+    carver c = {scratch, 0};
     const wide_rows wide = carve_wide(w, &c);
     for (int64_t i = first; i < end; i++)
         prepare_panel(w, q, h, i, &wide);
@@ -191,29 +201,27 @@ static void divide_rows(const backward *w, const sequence_plan *q)
 {
     for (int64_t i = 0; i < q->rows; i++)
         w->keep[q->row_first + i] = fattn_mask_row(&q->s.mask, min64(i, q->s.seq_q - 1));
-    for (int64_t i = 0; i < q->panels.count; i++) {
-        span *keys = &w->spans[q->panel_first + i];
-        *keys = no_rows;
-        for (int64_t r = panel_start(&q->panels, i); r < min64(panel_start(&q->panels, i + 1), q->s.seq_q); r++)
-            span_add(keys, w->keep[q->row_first + r]);
-    }
+    for (int64_t i = 0; i < q->panels.count; i++)
+        w->spans[q->panel_first + i] =
+            panel_span_of(w->keep + q->row_first + panel_start(&q->panels, i), panel_vecs(&q->panels, i));
 }
 
 /* Ranges of blocks of keys of nearly equal work. */
 static void divide_keys(const backward *w, sequence_plan *q)
 {
-    const span *spans = w->spans + q->panel_first;
+    const panel_span *spans = w->spans + q->panel_first;
     const int64_t blocks = ceil_div(q->s.seq_k, GRAD_KEYS);
     double total = 0, done = 0; /* whole numbers */
     int64_t range = 0;
     for (int64_t i = 0; i < q->panels.count; i++)
-        total += (double)max64(spans[i].hi - spans[i].lo, 0);
+        total += (double)max64(spans[i].all.hi - spans[i].all.lo, 0);
     q->bounds[0] = 0;
     for (int64_t block = 0; block < blocks && q->ranges > 1; block++) {
         if (done * (double)q->ranges >= total * (double)(range + 1) && range + 1 < q->ranges)
             q->bounds[++range] = block;
         for (int64_t i = 0; i < q->panels.count; i++)
-            done += (double)max64(0, min64(spans[i].hi, (block + 1) * GRAD_KEYS) - max64(spans[i].lo, block * GRAD_KEYS));
+            done +=
+                (double)max64(0, min64(spans[i].all.hi, (block + 1) * GRAD_KEYS) - max64(spans[i].all.lo, block * GRAD_KEYS));
     }
     while (range < q->ranges)
         q->bounds[++range] = blocks;
@@ -222,13 +230,13 @@ static void divide_keys(const backward *w, sequence_plan *q)
 /* The panels that each range has to do with. */
 static void divide_panels(const backward *w, sequence_plan *q)
 {
-    const span *spans = w->spans + q->panel_first;
+    const panel_span *spans = w->spans + q->panel_first;
     for (int64_t range = 0; range < q->ranges; range++) {
         const int64_t lo = q->bounds[range] * GRAD_KEYS, hi = q->bounds[range + 1] * GRAD_KEYS;
         int64_t from = 0, to = q->panels.count;
-        while (from < to && (spans[from].lo >= hi || spans[from].hi <= lo))
+        while (from < to && (spans[from].all.lo >= hi || spans[from].all.hi <= lo))
             from++;
-        while (from < to && (spans[to - 1].lo >= hi || spans[to - 1].hi <= lo))
+        while (from < to && (spans[to - 1].all.lo >= hi || spans[to - 1].all.hi <= lo))
             to--;
         q->panel_from[range] = from;
         q->panel_to[range] = to;
@@ -240,6 +248,17 @@ static int64_t ranges_of(int64_t seq_k)
     return clamp64(seq_k / RANGE_KEYS_LEAST, 1, RANGES_MOST);
 }
 
+/* Parts of what is done to one key/value head. */
+static int64_t prepare_parts(const backward *w, const sequence_plan *q)
+{
+    return w->problem->group * ceil_div(q->panels.count, BACKWARD_PANELS);
+}
+
+static int64_t reduce_parts(const backward *w, const sequence_plan *q)
+{
+    return q->in_place ? 0 : w->problem->group * ceil_div(q->s.seq_q, BACKWARD_ROWS);
+}
+
 static void backward_divide(const backward *w)
 {
     const fattn_desc *desc = &w->problem->desc;
@@ -248,7 +267,8 @@ static void backward_divide(const backward *w)
     for (int64_t b = 0; b < desc->batch; b++) {
         sequence_plan *q = &w->sequence[b];
         *q = (sequence_plan){.s = fattn_sequence_of(w->problem, w->at, b), .row_first = row, .panel_first = panel};
-        q->panels = panels_of(q->s.seq_q, TILE_VECS);
+        q->room_first = row * desc->heads_q;
+        q->panels = panels_of(q->s.seq_q);
         q->rows = panel_start(&q->panels, q->panels.count);
         q->ranges = ranges_of(q->s.seq_k);
         q->in_place = desc->grad_dtype == REAL_DTYPE && desc->dim == padded(&w->cols) && q->s.seq_q == q->rows &&
@@ -258,9 +278,9 @@ static void backward_divide(const backward *w)
         divide_panels(w, q);
         row += q->rows;
         panel += q->panels.count;
-        w->first_prepare[b + 1] = w->first_prepare[b] + desc->heads_q * ceil_div(q->panels.count, BACKWARD_PANELS);
-        w->first_block[b + 1] = w->first_block[b] + desc->heads_kv * (w->split ? q->ranges : 1);
-        w->first_reduce[b + 1] = w->first_reduce[b] + (q->in_place ? 0 : desc->heads_q * ceil_div(q->s.seq_q, BACKWARD_ROWS));
+        w->first_prepare[b + 1] = w->first_prepare[b] + desc->heads_kv * prepare_parts(w, q);
+        w->first_block[b + 1] = w->first_block[b] + desc->heads_kv * q->ranges;
+        w->first_reduce[b + 1] = w->first_reduce[b] + desc->heads_kv * reduce_parts(w, q);
     }
 }
 

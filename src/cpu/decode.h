@@ -205,14 +205,6 @@ static real across_max(const real *s, int64_t n)
     return most;
 }
 
-static real across_sum(const real *x)
-{
-    real sum = 0;
-    for (int l = 0; l < LANES; l++)
-        sum += x[l];
-    return sum;
-}
-
 /* Drops the keys that row r does not keep; n becomes whole vectors. */
 static void mask_row(const decode_unit *u, int64_t r, int64_t key, int64_t n)
 {

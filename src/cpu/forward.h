@@ -6,9 +6,8 @@
  * sequences of a batch change a bit of a result.
  *
  * Where query heads share a key/value head and sequences are shorter than a panel (decoding), the heads of the group are
- * folded into one list of rows. V is packed once per head as [dim_v / TILE_ROWS][seq_k][TILE_ROWS], in a first pass, unless
- * there is one panel only, which would read it but once, and dim_v is whole tiles. The same pass copies K where it cannot be
- * read in place: where it is of another type, or paged.
+ * folded into one list of rows. K and V are read in place where that is as fast; else V is packed once per head as
+ * [dim_v / TILE_ROWS][seq_k][TILE_ROWS] in a first pass, which also copies K where it is of another type, or paged.
  */
 #ifndef FATTN_CPU_FORWARD_H
 #define FATTN_CPU_FORWARD_H
@@ -32,7 +31,7 @@ static division division_of(const forward *f, int64_t seq_q)
     const fattn_problem *p = f->problem;
     division v = {.members = p->group > 1 && seq_q < PANEL_WIDTH ? p->group : 1};
     v.lists = p->desc.heads_q / v.members;
-    v.panels = panels_of(v.members * seq_q, TILE_VECS);
+    v.panels = panels_of(v.members * seq_q);
     v.blocks = ceil_div(v.panels.count, f->block);
     return v;
 }
@@ -56,8 +55,8 @@ static real *packed_of(const forward *f, const fattn_sequence *s, int64_t h)
 
 /* ---------------------------------------------------------------------------------------------------------------- units */
 
-/* Packs Q of a panel. */
-static void panel_load(const forward_unit *u, forward_panel *panel)
+/* Packs Q of a panel, and makes its O zero. */
+static void panel_load(const forward_unit *u, const forward_panel *panel)
 {
     const forward *f = u->call;
     const fattn_desc *desc = &f->problem->desc;
@@ -68,15 +67,11 @@ static void panel_load(const forward_unit *u, forward_panel *panel)
         q[r] = row_as_real(fattn_query_row(&f->at->q, fattn_dtype_size(desc->dtype), &u->seq, at->h, at->i), desc->dtype,
                            desc->dim, u->wide + r * desc->dim);
     }
-    panel->keys = no_rows;
-    for (int64_t r = 0; r < panel->width; r++)
-        span_add(&panel->keys, u->keep[panel->first + r]);
-    if (panel->keys.lo >= panel->keys.hi)
-        panel->keys.lo = panel->keys.hi = 0;
+    memset(u->o + panel->first * f->dim_v_padded, 0, (size_t)(panel->width * f->dim_v_padded) * sizeof(real));
     pack_transposed(u->q + panel->first * desc->dim, panel->width, q, rows, desc->dim, f->adjust.q_factor);
 }
 
-/* Says where a unit's rows stand and what they keep, and packs Q. */
+/* Says where a unit's rows stand and what they keep. */
 static void unit_load(forward_unit *u, forward_panel *panel, const division *v, int64_t list, int64_t first_panel,
                       int64_t count)
 {
@@ -96,9 +91,8 @@ static void unit_load(forward_unit *u, forward_panel *panel, const division *v, 
         panel->vecs = panel_vecs(&v->panels, first_panel + i);
         panel->width = panel->vecs * LANES;
         panel->first = panel_start(&v->panels, first_panel + i) - row0;
-        panel->started = false;
         panel->pending = true;
-        panel_load(u, panel);
+        panel->keys = panel_span_of(u->keep + panel->first, panel->vecs);
     }
 }
 
@@ -113,19 +107,16 @@ static void panel_store(const forward_unit *u, const forward_panel *panel)
     real *o = u->o + panel->first * f->dim_v_padded, *out[PANEL_WIDTH];
     void *target[PANEL_WIDTH];
     double lse[PANEL_WIDTH];
-    if (!panel->started)
-        memset(o, 0, (size_t)(panel->width * dim_v) * sizeof(real));
-    for (int64_t i = 0; i < panel->width; i++)
-        u->alpha[i] = 0;
+    real factor[PANEL_WIDTH] __attribute__((aligned(FATTN_ALIGNMENT))) = {0};
     for (int64_t i = 0; i < rows; i++) {
         const place *at = &u->lane[panel->first + i];
         const row_end end = end_row(f->problem, f->at, at->h, (double)l[i], -(double)nref[i]);
-        u->alpha[i] = (real)end.factor;
+        factor[i] = (real)end.factor;
         lse[i] = end.lse;
         target[i] = fattn_query_row(&f->at->out, size, &u->seq, at->h, at->i);
         out[i] = desc->out_dtype == REAL_DTYPE ? target[i] : u->wide + i * dim_v;
     }
-    unpack_transposed(out, o, panel->width, rows, dim_v, u->alpha);
+    unpack_transposed(out, o, panel->width, rows, dim_v, factor);
     for (int64_t i = 0; i < rows; i++) {
         const place *at = &u->lane[panel->first + i];
         if (l[i] == 0)
@@ -144,7 +135,7 @@ static void unit_carve(forward_unit *u, const forward *f, carver *c)
 {
     const fattn_desc *desc = &f->problem->desc;
     const int64_t rows = f->block * PANEL_WIDTH, tile = (BLOCK_KEYS + TILE_ROWS) * PANEL_WIDTH;
-    const int64_t widest = max64(max64(desc->dim, desc->dim_v), f->adjust.added ? PIECE_KEYS : 0);
+    const int64_t widest = max64(desc->dim, desc->dim_v);
     const bool narrow_types = desc->dtype != REAL_DTYPE || desc->out_dtype != REAL_DTYPE;
     u->q = carve(c, rows * desc->dim);
     u->o = carve(c, rows * f->dim_v_padded);
@@ -153,10 +144,11 @@ static void unit_carve(forward_unit *u, const forward *f, carver *c)
     u->nref = carve(c, rows);
     u->l = carve(c, rows);
     u->sum = carve(c, PANEL_WIDTH);
-    u->alpha = carve(c, PANEL_WIDTH);
     u->lo = carve(c, PANEL_WIDTH);
     u->hi = carve(c, PANEL_WIDTH);
     u->added = carve(c, f->adjust.added ? PIECE_KEYS * PANEL_WIDTH : 0);
+    u->slope = carve(c, f->adjust.added ? PANEL_WIDTH : 0);
+    u->diagonal = carve(c, f->adjust.added ? PANEL_WIDTH : 0);
     u->factor = carve(c, f->adjust.drop ? tile : 0);
     u->wide = carve(c, narrow_types ? PANEL_WIDTH * widest : 0);
     u->keep = carve_bytes(c, (size_t)rows * sizeof(fattn_interval));
@@ -180,6 +172,65 @@ static void unit_point(forward_unit *u)
     }
 }
 
+/* Keys of a panel that a step takes: `n` of those that it keeps, or what there is of them, from number `first` on. */
+static fattn_interval panel_keys(const forward_panel *panel, int64_t first, int64_t n)
+{
+    const int64_t from = min64(panel->keys.all.lo + first, panel->keys.all.hi);
+    return (fattn_interval){from, min64(from + n, panel->keys.all.hi)};
+}
+
+/* What the tiles of a step ask for ahead. next: keys and panel of the step after it; those before `seen` were read already. */
+static ahead_queue step_ahead(const forward_unit *u, const forward_panel *panel, fattn_interval keys,
+                              const forward_panel *next_panel, fattn_interval next, int64_t seen, bool load_next)
+{
+    const forward *f = u->call;
+    const fattn_desc *desc = &f->problem->desc;
+    const int64_t size = (int64_t)fattn_dtype_size(desc->dtype), out_size = (int64_t)fattn_dtype_size(desc->out_dtype);
+    const int64_t word = (int64_t)sizeof(real), from = max64(seen, next.lo);
+    const int64_t rows = min64(panel->width, u->rows - panel->first);
+    const int64_t next_rows = min64(next_panel->width, u->rows - next_panel->first);
+    const place *at = &u->lane[panel->first], *next_at = &u->lane[next_panel->first];
+    ahead_queue a = {0};
+    ahead_add(&a, u->k + from * u->k_row, u->k_row * word, desc->dim * word, next.hi - from);
+    if (!f->pack)
+        ahead_add(&a, u->v + from * u->v_row, u->v_row * word, desc->dim_v * word, next.hi - from);
+    if (desc->flags & FATTN_WITH_BIAS && next.lo < next.hi)
+        ahead_add(&a, next_at->bias + next.lo * size, f->at->bias.stride_row * size, (next.hi - next.lo) * size, next_rows);
+    if (load_next)
+        ahead_add(&a, fattn_query_row(&f->at->q, (size_t)size, &u->seq, next_at->h, next_at->i), f->at->q.stride_row * size,
+                  desc->dim * size, next_rows);
+    if (keys.hi == panel->keys.all.hi) /* the last step */
+        ahead_add(&a, fattn_query_row(&f->at->out, (size_t)out_size, &u->seq, at->h, at->i), f->at->out.stride_row * out_size,
+                  desc->dim_v * out_size, rows);
+    ahead_spread(&a, requests_of(ceil_div(keys.hi - keys.lo, TILE_ROWS), desc->dim));
+    return a;
+}
+
+/* The steps of all panels of a unit. The panels take turns, so that keys and values of a step are read once for all of them. */
+static void unit_steps(const forward_unit *u, forward_panel *panel, int64_t count)
+{
+    int64_t longest = 0, seen = 0;
+    for (int64_t i = 0; i < count; i++)
+        longest = max64(longest, panel[i].keys.all.hi - panel[i].keys.all.lo);
+    for (int64_t i = 0; i < count && longest == 0; i++)
+        panel_load(u, &panel[i]);
+    for (int64_t first = 0, n = FIRST_KEYS; first < longest; first += n, n = BLOCK_KEYS)
+        for (int64_t i = 0; i < count; i++) {
+            const bool last = i + 1 == count;
+            const forward_panel *next_panel = &panel[last ? 0 : i + 1];
+            const fattn_interval keys = panel_keys(&panel[i], first, n);
+            const fattn_interval next = panel_keys(next_panel, last ? first + n : first, last ? BLOCK_KEYS : n);
+            if (first == 0)
+                panel_load(u, &panel[i]);
+            if (keys.lo >= keys.hi)
+                continue;
+            seen = max64(seen, keys.hi);
+            key_step t = {.from = keys.lo, .to = keys.hi};
+            t.ahead = step_ahead(u, &panel[i], keys, next_panel, next, seen, first == 0 && !last);
+            panel_step(u, &panel[i], &t);
+        }
+}
+
 static void forward_unit_run(void *arg, int32_t lane, int64_t unit)
 {
     const forward *f = arg;
@@ -197,12 +248,7 @@ static void forward_unit_run(void *arg, int32_t lane, int64_t unit)
 
     forward_panel panel[PANELS_MOST];
     unit_load(&u, panel, &v, list, first, count);
-    int64_t longest = 0;
-    for (int64_t i = 0; i < count; i++)
-        longest = max64(longest, panel[i].keys.hi - panel[i].keys.lo);
-    for (int64_t key = 0, n = FIRST_KEYS; key < longest; key += n, n = BLOCK_KEYS)
-        for (int64_t i = 0; i < count; i++)
-            panel_step(&u, &panel[i], key, n);
+    unit_steps(&u, panel, count);
     for (int64_t i = 0; i < count; i++)
         panel_store(&u, &panel[i]);
 }
@@ -211,7 +257,8 @@ static void forward_unit_run(void *arg, int32_t lane, int64_t unit)
 
 enum {
     PACK_KEYS = 256, /* of a unit */
-    PACK_ROWS = 16   /* at a time: their values stay in the first-level cache */
+    PACK_ROWS = 16,  /* at a time: their values stay in the first-level cache */
+    PACK_ROW_BYTES = 2048
 };
 
 /* Values first .. first + count - 1 of a head, whose rows are at v, into the packed values of its n keys. Group by group, so
@@ -275,6 +322,24 @@ static int64_t forward_block(const fattn_problem *problem, int64_t count)
     return block;
 }
 
+/* Whether tiles of values cannot be read where they lie. */
+static bool values_must_be_packed(const forward *f)
+{
+    return f->copy || f->problem->desc.dim_v % TILE_ROWS != 0;
+}
+
+/* Whether reading them there is slower than packing: the rows of a block are read as often as the tile has columns, and where
+ * they are far from each other, too many of them fall into the same sets of the caches. By measurement: rows 2 KiB apart are as
+ * fast as packed ones or faster, 4 KiB apart 5 % slower with AVX-512 and 30 % with AVX2. One panel would read a packed V but
+ * once. */
+static bool values_are_packed(const forward *f)
+{
+    const fattn_desc *desc = &f->problem->desc;
+    const ptrdiff_t row = f->at->v.stride_row * (ptrdiff_t)sizeof(real);
+    const bool far = row > PACK_ROW_BYTES || row < -PACK_ROW_BYTES;
+    return values_must_be_packed(f) || (far && desc->seq_q * f->problem->group > PANEL_WIDTH);
+}
+
 static size_t forward_plan(forward *f, const fattn_problem *problem, unsigned char *workspace)
 {
     const fattn_desc *desc = &problem->desc;
@@ -283,13 +348,13 @@ static size_t forward_plan(forward *f, const fattn_problem *problem, unsigned ch
     f->block = forward_block(problem, ceil_div(rows, PANEL_WIDTH));
     f->dim_v_padded = round_to(desc->dim_v, TILE_ROWS);
     f->copy = desc->kv_dtype != REAL_DTYPE || desc->page_size > 0;
-    f->pack = f->copy || desc->dim_v % TILE_ROWS != 0 || desc->seq_q * problem->group > PANEL_WIDTH;
+    const bool room = values_must_be_packed(f) || desc->seq_q * problem->group > PANEL_WIDTH; /* strides are not known yet */
 
     carver c = {workspace, 0};
     f->first_unit = carve_bytes(&c, (size_t)(desc->batch + 1) * sizeof(int64_t));
     f->first_pack = carve_bytes(&c, (size_t)(desc->batch + 1) * sizeof(int64_t));
     f->keys = carve(&c, f->copy ? keys * desc->dim : 0);
-    f->packed = carve(&c, f->pack ? keys * f->dim_v_padded : 0);
+    f->packed = carve(&c, room ? keys * f->dim_v_padded : 0);
     carver lane = {NULL, 0};
     forward_unit u;
     unit_carve(&u, f, &lane);
@@ -330,6 +395,7 @@ static void forward_run(const fattn_problem *problem, const fattn_launch *at)
         return;
     forward_plan(&f, problem, at->workspace);
     f.at = at;
+    f.pack = values_are_packed(&f);
     forward_divide(&f);
     if (f.pack)
         fattn_run_units(at->context, problem->lanes, f.first_pack[problem->desc.batch], forward_pack_run, &f);

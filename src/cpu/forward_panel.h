@@ -22,6 +22,7 @@
 #define FATTN_CPU_FORWARD_PANEL_H
 
 #include "adjust.h"
+#include "ahead.h"
 
 enum {
     PANELS_MOST = 4,
@@ -49,24 +50,25 @@ typedef struct forward_unit {
     const forward *call;
     fattn_sequence seq;
     int64_t head_kv;
-    int64_t rows;                /* real rows, without the padding of the last vector */
-    const real *k, *v;           /* key 0, real or copied; v: packed, or in place */
-    ptrdiff_t k_row, v_row;      /* from key to key */
-    ptrdiff_t v_group;           /* from TILE_ROWS of dim_v to the next */
-    real *q, *o, *p, *tail;      /* [dim][width], [dim_v_padded][width] per panel; [keys][width]; [TILE_ROWS][dim] */
-    real *nref, *l;              /* [rows] -r; sum of probabilities */
-    real *sum, *alpha, *lo, *hi; /* [width] of the panel at hand */
-    real *added, *factor;        /* [PIECE_KEYS][width], [keys][width] of adjust.h, if asked for */
-    real *wide;                  /* rows of a narrower type, widened: [width][dim, dim_v or keys] */
-    fattn_interval *keep;        /* [rows] */
-    place *lane;                 /* [rows] */
+    int64_t rows;           /* real rows, without the padding of the last vector */
+    const real *k, *v;      /* key 0, real or copied; v: packed, or in place */
+    ptrdiff_t k_row, v_row; /* from key to key */
+    ptrdiff_t v_group;      /* from TILE_ROWS of dim_v to the next */
+    real *q, *o, *p, *tail; /* [dim][width], [dim_v_padded][width] per panel; [keys][width]; [TILE_ROWS][dim] */
+    real *nref, *l;         /* [rows] -r; sum of probabilities */
+    real *sum, *lo, *hi;    /* [width] of the panel at hand */
+    real *added;            /* [PIECE_KEYS][width] of adjust.h, if asked for */
+    real *slope, *diagonal; /* [width] of the panel at hand, likewise */
+    real *factor;           /* [keys][width], what dropout multiplies with, if asked for */
+    real *wide;             /* rows of a narrower type, widened: [width][dim, dim_v] */
+    fattn_interval *keep;   /* [rows] */
+    place *lane;            /* [rows] */
 } forward_unit;
 
 typedef struct forward_panel {
     int64_t first, width; /* rows within the unit */
     int vecs;
-    span keys;
-    bool started; /* O holds something */
+    panel_span keys;
     bool pending; /* some row that keeps keys has met no score above -inf yet */
 } forward_panel;
 
@@ -76,23 +78,24 @@ typedef struct forward_panel {
 typedef struct score_run {
     const real *k;
     ptrdiff_t k_row;
-    const real *q; /* [dim][width] */
-    real *p;       /* [groups * TILE_ROWS][width] */
+    const real *q; /* [dim][width of the panel] */
+    real *p;       /* [groups * TILE_ROWS][width of the panel] */
     int64_t dim, groups;
-    int64_t key;                 /* of the first row, relative to the block */
-    const real *start, *lo, *hi; /* [width]: -r; which keys a row keeps, relative to the block */
-    real *fold;                  /* [width]: row sums of P, or row maxima of S */
-    const real *added;           /* [groups * TILE_ROWS][width], or NULL */
-    bias_ahead ahead;
+    int64_t key;                 /* of the first row, relative to the step */
+    const real *start, *lo, *hi; /* [lanes]: -r; which keys a row keeps, relative to the step */
+    const real *added;           /* [groups * TILE_ROWS][width of the panel]: bias and ALiBi; or NULL */
+    real *fold;                  /* [lanes]: row sums of P, or row maxima of S */
+    ahead_queue *ahead;
     bool cap; /* softcap, whose size is cap_log2 */
     real cap_log2;
 } score_run;
 
-/* S^T or P^T for groups of TILE_ROWS keys. `final`: P = 2^(start + S), summed; else S, with its maximum. */
-INLINE void score_groups(const int vecs, const bool masked, const bool final, const score_run *run)
+/* S^T or P^T for groups of TILE_ROWS keys and `vecs` vectors of rows. `final`: P = 2^(start + S), summed; else S, with its
+ * maximum. */
+INLINE void score_groups(const int vecs, const ptrdiff_t width, const bool masked, const bool final, const bool added,
+                         const score_run *run)
 {
-    const ptrdiff_t width = vecs * LANES;
-    const real *k = run->k;
+    const real *k = run->k, *plus = run->added;
     real *p = run->p;
     vec fold[TILE_VECS];
     UNROLL
@@ -104,15 +107,21 @@ INLINE void score_groups(const int vecs, const bool masked, const bool final, co
         for (int r = 0; r < TILE_ROWS; r++) {
             UNROLL
             for (int j = 0; j < vecs; j++)
-                acc[r * vecs + j] = final ? v_load(run->start + j * LANES) : v_set1(0);
+                acc[r * vecs + j] = final && !added ? v_load(run->start + j * LANES) : v_set1(0);
         }
-        tile_mac(TILE_ROWS, vecs, acc, k, run->k_row, 1, run->q, width, run->dim);
+        tile_mac_ahead(vecs, acc, k, run->k_row, run->q, width, run->dim, run->ahead);
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             const vec key = v_set1((real)(run->key + g * TILE_ROWS + r));
             UNROLL
             for (int j = 0; j < vecs; j++) {
                 vec s = acc[r * vecs + j];
+                /* Rounded to the score first, as when the reference was taken: together with it, rounding might favour some
+                 * keys. */
+                if (added)
+                    s = v_add(s, v_load(plus + r * width + j * LANES));
+                if (added && final)
+                    s = v_add(s, v_load(run->start + j * LANES));
                 if (masked)
                     s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), -INFINITY);
                 if (final)
@@ -121,60 +130,67 @@ INLINE void score_groups(const int vecs, const bool masked, const bool final, co
                 fold[j] = final ? v_add(fold[j], s) : v_max(s, fold[j]);
             }
         }
+        if (added)
+            plus += TILE_ROWS * width;
     }
     UNROLL
     for (int j = 0; j < vecs; j++)
         v_store(run->fold + j * LANES, fold[j]);
 }
 
-static void score_plain(int vecs, bool final, const score_run *run)
+static void score_plain(int vecs, int panel, bool final, const score_run *run)
 {
-    if (final)
-        WITH_VECS(vecs, score_groups(VECS, false, true, run));
+    if (final && run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, true, true, run));
+    else if (final)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, true, false, run));
+    else if (run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, false, true, run));
     else
-        WITH_VECS(vecs, score_groups(VECS, false, false, run));
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, false, false, run));
 }
 
-static void score_masked(int vecs, bool final, const score_run *run)
+static void score_masked(int vecs, int panel, bool final, const score_run *run)
 {
-    if (final)
-        WITH_VECS(vecs, score_groups(VECS, true, true, run));
+    if (final && run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, true, true, run));
+    else if (final)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, true, false, run));
+    else if (run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, false, true, run));
     else
-        WITH_VECS(vecs, score_groups(VECS, true, false, run));
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, false, false, run));
 }
 
-/* The products alone. What follows on them here, where they are adjusted, would take the accumulators' registers. */
-INLINE void product_groups(const int vecs, const score_run *run)
+/* The products alone: softcap on them here would take the accumulators' registers. */
+INLINE void product_groups(const int vecs, const ptrdiff_t width, const score_run *run)
 {
-    const ptrdiff_t width = vecs * LANES;
     const real *k = run->k;
     real *p = run->p;
     for (int64_t g = 0; g < run->groups; g++, k += TILE_ROWS * run->k_row, p += TILE_ROWS * width) {
         vec acc[TILE_ROWS * TILE_VECS];
-        fetch_bias(&run->ahead, g, run->groups);
         UNROLL
         for (int i = 0; i < TILE_ROWS * vecs; i++)
             acc[i] = v_set1(0);
-        tile_mac(TILE_ROWS, vecs, acc, k, run->k_row, 1, run->q, width, run->dim);
+        tile_mac_ahead(vecs, acc, k, run->k_row, run->q, width, run->dim, run->ahead);
         UNROLL
         for (int i = 0; i < TILE_ROWS * vecs; i++)
-            v_store(p + i * LANES, acc[i]);
+            v_store(p + i / vecs * width + i % vecs * LANES, acc[i]);
     }
 }
 
 /* Softcap, bias and ALiBi, then what score_groups does, for one vector of rows and all keys of a piece. */
 INLINE void adjust_column(const bool masked, const bool final, const score_run *run, ptrdiff_t width, int64_t lane)
 {
-    const vec start = final ? v_load(run->start + lane) : v_set1(0), log2e = v_set1((real)LOG2E);
+    const vec start = final ? v_load(run->start + lane) : v_set1(0);
     vec fold = v_load(run->fold + lane);
     for (int64_t r = 0; r < run->groups * TILE_ROWS; r++) {
         real *p = run->p + r * width + lane;
         vec s = v_load(p);
         if (run->cap)
             s = v_mul(v_tanh(s), v_set1(run->cap_log2));
-        /* Rounded to the score first, as when the reference was taken: together with it, rounding might favour some keys. */
         if (run->added)
-            s = v_fma(v_load(run->added + r * width + lane), log2e, s);
+            s = v_add(s, v_load(run->added + r * width + lane));
         s = v_add(s, start);
         if (masked)
             s = v_keep(s, v_set1((real)(run->key + r)), v_load(run->lo + lane), v_load(run->hi + lane), -INFINITY);
@@ -186,53 +202,43 @@ INLINE void adjust_column(const bool masked, const bool final, const score_run *
     v_store(run->fold + lane, fold);
 }
 
-static void score_adjusted(int vecs, bool masked, bool final, const score_run *run)
+static void score_adjusted(int vecs, int panel, bool masked, bool final, const score_run *run)
 {
-    WITH_VECS(vecs, product_groups(VECS, run));
+    const ptrdiff_t width = panel * LANES;
+    WITH_TILE(vecs, panel, product_groups(VECS, WIDTH, run));
     for (int64_t lane = 0; lane < vecs * LANES; lane += LANES) {
         if (masked && final)
-            adjust_column(true, true, run, vecs * LANES, lane);
+            adjust_column(true, true, run, width, lane);
         else if (masked)
-            adjust_column(true, false, run, vecs * LANES, lane);
+            adjust_column(true, false, run, width, lane);
         else if (final)
-            adjust_column(false, true, run, vecs * LANES, lane);
+            adjust_column(false, true, run, width, lane);
         else
-            adjust_column(false, false, run, vecs * LANES, lane);
+            adjust_column(false, false, run, width, lane);
     }
 }
 
-/* Adjusted scores, a piece at a time. `from`: the key that run->key is relative to; n: keys that exist. */
-static void score_pieces(const forward_unit *u, const forward_panel *panel, bool masked, bool final, score_run *run,
-                         int64_t from, int64_t n)
+/* Scores of a stretch that are more than products, a piece at a time. */
+static void score_pieces(const forward_unit *u, int vecs, int panel, bool masked, bool final, const added_run *added,
+                         score_run *run)
 {
-    const forward *f = u->call;
-    const int64_t all = run->groups, lanes = min64(panel->width, u->rows - panel->first);
-    const int64_t size = (int64_t)fattn_dtype_size(f->problem->desc.dtype);
-    const bool bias = (f->problem->desc.flags & FATTN_WITH_BIAS) != 0;
+    const int64_t all = run->groups;
     for (int64_t g = 0; g < all; g += PIECE_KEYS / TILE_ROWS) {
         run->groups = min64(PIECE_KEYS / TILE_ROWS, all - g);
-        if (f->adjust.added)
-            fill_added(f->problem, f->at, &u->seq, u->added, panel->width, u->lane + panel->first, lanes, from + run->key,
-                       min64(run->groups * TILE_ROWS, n), u->wide);
-        run->ahead = (bias_ahead){bias ? u->lane + panel->first : NULL, lanes, (from + run->key + PIECE_KEYS) * size};
-        score_adjusted(panel->vecs, masked, final, run);
+        if (added->lane) {
+            fill_added(added, u->added, panel * LANES, vecs, run->key, run->groups * TILE_ROWS);
+            run->added = u->added;
+        }
+        if (run->cap)
+            score_adjusted(vecs, panel, masked, final, run);
+        else if (masked)
+            score_masked(vecs, panel, final, run);
+        else
+            score_plain(vecs, panel, final, run);
         run->k += PIECE_KEYS * run->k_row;
-        run->p += PIECE_KEYS * panel->width;
+        run->p += PIECE_KEYS * panel * LANES;
         run->key += PIECE_KEYS;
-        n -= PIECE_KEYS;
     }
-}
-
-/* Scores of run->groups groups, of whose keys n exist. */
-static void score_any(const forward_unit *u, const forward_panel *panel, bool masked, bool final, score_run *run, int64_t from,
-                      int64_t n)
-{
-    if (u->call->adjust.scores)
-        score_pieces(u, panel, masked, final, run, from, n);
-    else if (masked)
-        score_masked(panel->vecs, final, run);
-    else
-        score_plain(panel->vecs, final, run);
 }
 
 /* The intervals of a panel's rows among keys [from, to), relative to `from`, as numbers that the tile can compare with; the
@@ -246,76 +252,95 @@ static void panel_bounds(const forward_unit *u, const forward_panel *panel, int6
     }
 }
 
-/* Scores of a panel with keys [from, to), into u->p. */
-static void panel_scores(const forward_unit *u, const forward_panel *panel, int64_t from, int64_t to, bool final)
+/* The keys of a step: what is computed of them, and from which key on. */
+typedef struct key_step {
+    int64_t from, to;
+    ahead_queue ahead;
+    int count;
+    stretch stretch[STRETCHES_MOST];
+} key_step;
+
+/* A group of keys of which not all exist: a copy that ends in rows of zeros, which the mask drops. */
+static const real *copy_tail(const forward_unit *u, int64_t key)
+{
+    const int64_t dim = u->call->problem->desc.dim;
+    memset(u->tail, 0, (size_t)(TILE_ROWS * dim) * sizeof(real));
+    for (int64_t r = 0; r < u->seq.seq_k - key; r++)
+        memcpy(u->tail + r * dim, u->k + (key + r) * u->k_row, (size_t)dim * sizeof(real));
+    return u->tail;
+}
+
+/* Scores of a panel with the keys of a step, into u->p. */
+static void panel_scores(const forward_unit *u, const forward_panel *panel, key_step *t, bool final)
 {
     const forward *f = u->call;
-    const int64_t dim = f->problem->desc.dim, seq_k = u->seq.seq_k;
-    const groups g = groups_of(&panel->keys, from, to, seq_k);
-    score_run run = {.k_row = u->k_row,
-                     .q = u->q + panel->first * dim,
-                     .dim = dim,
-                     .start = u->nref + panel->first,
-                     .lo = u->lo,
-                     .hi = u->hi,
-                     .fold = u->sum,
-                     .added = f->adjust.added ? u->added : NULL,
-                     .cap = f->adjust.cap,
-                     .cap_log2 = f->adjust.cap_log2};
-    const int64_t edge[] = {0, g.clean_from, g.clean_to, g.whole};
-    if (g.clean_from > 0 || g.clean_to < g.count)
-        panel_bounds(u, panel, from, to);
-    for (int i = 0; i < 3; i++) {
-        run.groups = edge[i + 1] - edge[i];
-        if (run.groups <= 0)
-            continue;
-        const int64_t key = from + edge[i] * TILE_ROWS;
-        run.k = u->k + key * u->k_row;
-        run.p = u->p + edge[i] * TILE_ROWS * panel->width;
-        run.key = key - from;
-        score_any(u, panel, i != 1, final, &run, from, run.groups * TILE_ROWS);
-    }
-    if (g.whole < g.count) { /* the last keys of all do not fill a group: a copy with rows of zeros, which the mask drops */
-        const int64_t key = from + g.whole * TILE_ROWS;
-        memset(u->tail, 0, (size_t)(TILE_ROWS * dim) * sizeof(real));
-        for (int64_t r = 0; r < seq_k - key; r++)
-            memcpy(u->tail + r * dim, u->k + (key + r) * u->k_row, (size_t)dim * sizeof(real));
-        run.groups = 1;
-        run.k = u->tail;
-        run.k_row = dim;
-        run.p = u->p + g.whole * TILE_ROWS * panel->width;
-        run.key = key - from;
-        score_any(u, panel, true, final, &run, from, seq_k - key);
+    const int64_t dim = f->problem->desc.dim;
+    const added_run added = f->adjust.added
+                                ? added_run_of(f->problem, f->at, &u->seq, u->lane + panel->first,
+                                               min64(panel->width, u->rows - panel->first), t->from, u->slope, u->diagonal)
+                                : (added_run){0};
+    bool bounded = false;
+    for (int i = 0; i < t->count; i++) {
+        const stretch *part = &t->stretch[i];
+        const int64_t lane = part->vec * LANES, first = part->group * TILE_ROWS, key = t->from + first;
+        score_run run = {.k = part->past ? copy_tail(u, key) : u->k + key * u->k_row,
+                         .k_row = part->past ? dim : u->k_row,
+                         .q = u->q + panel->first * dim + lane,
+                         .p = u->p + first * panel->width + lane,
+                         .dim = dim,
+                         .groups = part->count,
+                         .key = first,
+                         .start = u->nref + panel->first + lane,
+                         .lo = u->lo + lane,
+                         .hi = u->hi + lane,
+                         .fold = u->sum + lane,
+                         .ahead = &t->ahead,
+                         .cap = f->adjust.cap,
+                         .cap_log2 = f->adjust.cap_log2};
+        if (part->masked && !bounded)
+            panel_bounds(u, panel, t->from, t->to);
+        bounded |= part->masked;
+        const added_run part_added = added_lanes(&added, lane);
+        if (f->adjust.scores)
+            score_pieces(u, part->vecs, panel->vecs, part->masked, final, &part_added, &run);
+        else if (part->masked)
+            score_masked(part->vecs, panel->vecs, final, &run);
+        else
+            score_plain(part->vecs, panel->vecs, final, &run);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------- softmax */
 
-/* The first way: moves the reference to the largest score so far, and leaves the root of the factor for O in u->alpha. */
-static void panel_rebase(const forward_unit *u, forward_panel *panel, int64_t from, int64_t to)
+/* The first way: moves the reference to the largest score so far. */
+static void panel_rebase(const forward_unit *u, forward_panel *panel, key_step *t)
 {
-    real *nref = u->nref + panel->first, *l = u->l + panel->first;
-    for (int64_t i = 0; i < panel->width; i++)
-        u->sum[i] = l[i] == 0 ? -INFINITY : -nref[i];
-    panel_scores(u, panel, from, to, false);
     const int64_t width = panel->width;
-    for (int64_t j = 0; j < width; j += LANES) {
+    real *nref = u->nref + panel->first, *l = u->l + panel->first, *o = u->o + panel->first * u->call->dim_v_padded;
+    real before[PANEL_WIDTH] __attribute__((aligned(FATTN_ALIGNMENT)));
+    for (int64_t i = 0; i < width; i++)
+        u->sum[i] = before[i] = l[i] == 0 ? -INFINITY : -nref[i];
+    panel_scores(u, panel, t, false);
+    for (int j = 0; j < panel->vecs; j++) {
+        const int64_t lane = j * LANES;
         /* The lowest number for a row without a score above -inf: 2^(-inf - that) is 0, and no finite score is less. */
-        const vec ref = v_max(v_set1(REAL_LOWEST), v_load(u->sum + j));
-        const vec shift = v_sub(v_set1(0), ref);
+        const vec ref = v_max(v_set1(REAL_LOWEST), v_load(u->sum + lane)), shift = v_sub(v_set1(0), ref);
         vec sum = v_set1(0);
-        for (int64_t key = 0; key < to - from; key++) {
-            const vec e = v_exp2(v_add(v_load(u->p + key * width + j), shift));
-            v_store(u->p + key * width + j, e);
-            sum = v_add(sum, e);
+        for (int i = 0; i < t->count; i++) {
+            const stretch *part = &t->stretch[i];
+            real *p = u->p + part->group * TILE_ROWS * width + lane;
+            for (int64_t r = 0; r < part->count * TILE_ROWS && j >= part->vec && j < part->vec + part->vecs; r++, p += width) {
+                const vec e = v_exp2(v_add(v_load(p), shift));
+                v_store(p, e);
+                sum = v_add(sum, e);
+            }
         }
-        for (int i = 0; i < LANES; i++)
-            u->alpha[j + i] = l[j + i] == 0 ? -INFINITY : -nref[j + i];
         /* The root of the factor, applied twice: the factor itself may be too small a number where sums are large. */
-        const vec root = v_exp2(v_mul(v_add(v_load(u->alpha + j), shift), v_set1((real)0.5)));
-        v_store(u->alpha + j, root);
-        v_store(l + j, v_fma(v_mul(v_load(l + j), root), root, sum));
-        v_store(nref + j, shift);
+        const vec root = v_exp2(v_mul(v_add(v_load(before + lane), shift), v_set1((real)0.5)));
+        v_store(l + lane, v_fma(v_mul(v_load(l + lane), root), root, sum));
+        v_store(nref + lane, shift);
+        for (int64_t d = 0; d < u->call->dim_v_padded && t->from > panel->keys.all.lo; d++)
+            v_store(o + d * width + lane, v_mul(v_mul(v_load(o + d * width + lane), root), root));
     }
     panel->pending = false;
     for (int64_t i = 0; i < width; i++) {
@@ -325,11 +350,11 @@ static void panel_rebase(const forward_unit *u, forward_panel *panel, int64_t fr
 }
 
 /* The second way; false if a sum came out too large or NaN, and nothing has changed but u->p. */
-static bool panel_extend(const forward_unit *u, const forward_panel *panel, int64_t from, int64_t to)
+static bool panel_extend(const forward_unit *u, const forward_panel *panel, key_step *t)
 {
     real *l = u->l + panel->first;
     memset(u->sum, 0, (size_t)panel->width * sizeof(real));
-    panel_scores(u, panel, from, to, true);
+    panel_scores(u, panel, t, true);
     for (int64_t j = 0; j < panel->width; j += LANES)
         if (v_any_above(v_load(u->sum + j), v_set1(SUM_LIMIT)))
             return false;
@@ -340,32 +365,23 @@ static bool panel_extend(const forward_unit *u, const forward_panel *panel, int6
 
 /* ---------------------------------------------------------------------------------------------------------- accumulate */
 
-typedef enum { O_SET, O_ADD, O_SCALE } o_mode;
-
-/* O^T = V^T P^T, + O^T or + alpha^2 O^T, over n keys. */
-INLINE void accumulate_groups(const int vecs, const o_mode mode, const forward_unit *u, const forward_panel *panel,
-                              const real *v, int64_t n)
+/* O^T += V^T P^T over n keys, for `vecs` vectors of rows: o and p are [dim_v_padded][width], [n][width]. */
+INLINE void accumulate_groups(const int vecs, const ptrdiff_t width, const forward_unit *u, real *o, const real *v,
+                              const real *p, int64_t n)
 {
-    const ptrdiff_t width = vecs * LANES;
-    real *o = u->o + panel->first * u->call->dim_v_padded;
     const int64_t count = u->call->dim_v_padded / TILE_ROWS;
     for (int64_t g = 0; g < count; g++, v += u->v_group, o += TILE_ROWS * width) {
         vec acc[TILE_ROWS * TILE_VECS];
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             UNROLL
-            for (int j = 0; j < vecs; j++) {
-                const real *at = o + r * width + j * LANES;
-                acc[r * vecs + j] = mode == O_SET ? v_set1(0)
-                                    : mode == O_ADD
-                                        ? v_load(at)
-                                        : v_mul(v_mul(v_load(at), v_load(u->alpha + j * LANES)), v_load(u->alpha + j * LANES));
-            }
+            for (int j = 0; j < vecs; j++)
+                acc[r * vecs + j] = v_load(o + r * width + j * LANES);
         }
         if (u->call->pack) /* a constant step keeps the addresses of the hot loop simple */
-            tile_mac(TILE_ROWS, vecs, acc, v, 1, TILE_ROWS, u->p, width, n);
+            tile_mac(TILE_ROWS, vecs, acc, v, 1, TILE_ROWS, p, width, n);
         else
-            tile_mac(TILE_ROWS, vecs, acc, v, 1, u->v_row, u->p, width, n);
+            tile_mac(TILE_ROWS, vecs, acc, v, 1, u->v_row, p, width, n);
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             UNROLL
@@ -375,43 +391,51 @@ INLINE void accumulate_groups(const int vecs, const o_mode mode, const forward_u
     }
 }
 
-static void panel_accumulate(const forward_unit *u, const forward_panel *panel, o_mode mode, int64_t from, int64_t n)
+/* The values of the keys of a step. Masks matter no more: stretches of the same vectors go together. */
+static void panel_accumulate(const forward_unit *u, const forward_panel *panel, const key_step *t)
 {
-    const real *v = u->v + from * u->v_row;
-    if (mode == O_ADD)
-        WITH_VECS(panel->vecs, accumulate_groups(VECS, O_ADD, u, panel, v, n));
-    else if (mode == O_SET)
-        WITH_VECS(panel->vecs, accumulate_groups(VECS, O_SET, u, panel, v, n));
-    else
-        WITH_VECS(panel->vecs, accumulate_groups(VECS, O_SCALE, u, panel, v, n));
+    for (int i = 0, next; i < t->count; i = next) {
+        const stretch *part = &t->stretch[i];
+        int64_t groups = part->count;
+        for (next = i + 1; next < t->count; next++) {
+            const stretch *other = &t->stretch[next];
+            if (other->vec != part->vec || other->vecs != part->vecs || other->group != part->group + groups)
+                break;
+            groups += other->count;
+        }
+        const int64_t first = part->group * TILE_ROWS, lane = part->vec * LANES;
+        const int64_t n = min64(groups * TILE_ROWS, t->to - t->from - first);
+        real *o = u->o + panel->first * u->call->dim_v_padded + lane;
+        const real *v = u->v + (t->from + first) * u->v_row, *p = u->p + first * panel->width + lane;
+        WITH_TILE(part->vecs, panel->vecs, accumulate_groups(VECS, WIDTH, u, o, v, p, n));
+    }
 }
 
-/* P of n keys, once it is summed: what dropout leaves of it. */
-static void panel_drop(const forward_unit *u, const forward_panel *panel, int64_t from, int64_t n)
+/* P of the keys of a step, once it is summed: what dropout leaves of it. */
+static void panel_drop(const forward_unit *u, const forward_panel *panel, const key_step *t)
 {
     const forward *f = u->call;
     fill_dropout(f->problem, &u->seq, &f->adjust, u->factor, panel->width, u->lane + panel->first,
-                 min64(panel->width, u->rows - panel->first), from, n);
-    for (int64_t i = 0; i < n * panel->width; i += LANES)
-        v_store(u->p + i, v_mul(v_load(u->p + i), v_load(u->factor + i)));
+                 min64(panel->width, u->rows - panel->first), t->from, t->to - t->from);
+    for (int i = 0; i < t->count; i++) {
+        const stretch *part = &t->stretch[i];
+        for (int64_t r = part->group * TILE_ROWS; r < min64((part->group + part->count) * TILE_ROWS, t->to - t->from); r++)
+            for (int64_t lane = part->vec * LANES; lane < (part->vec + part->vecs) * LANES; lane += LANES) {
+                real *p = u->p + r * panel->width + lane;
+                v_store(p, v_mul(v_load(p), v_load(u->factor + r * panel->width + lane)));
+            }
+    }
 }
 
-/* One panel against n of the keys that it keeps, or what there is of them, from key number `first` of them on. */
-static void panel_step(const forward_unit *u, forward_panel *panel, int64_t first, int64_t n)
+/* One panel against keys [t->from, t->to), that it keeps some of. */
+static void panel_step(const forward_unit *u, forward_panel *panel, key_step *t)
 {
-    const forward *f = u->call;
-    const int64_t from = panel->keys.lo + first, to = min64(from + n, panel->keys.hi);
-    if (from >= to)
-        return;
-    o_mode mode = O_ADD;
-    if (panel->pending || !panel_extend(u, panel, from, to)) {
-        panel_rebase(u, panel, from, to);
-        mode = panel->started ? O_SCALE : O_SET;
-    }
-    if (f->adjust.drop)
-        panel_drop(u, panel, from, to - from);
-    panel_accumulate(u, panel, mode, from, to - from);
-    panel->started = true;
+    t->count = stretches_of(&panel->keys, panel->vecs, t->from, t->to, u->seq.seq_k, t->stretch);
+    if (panel->pending || !panel_extend(u, panel, t))
+        panel_rebase(u, panel, t);
+    if (u->call->adjust.drop)
+        panel_drop(u, panel, t);
+    panel_accumulate(u, panel, t);
 }
 
 #endif

@@ -85,6 +85,22 @@ static inline int64_t round_to(int64_t n, int64_t multiple)
         }                                                                                                                      \
     } while (0)
 
+/* The same for `vecs` vectors of a panel of `panel`, with the constant WIDTH, of the panel's rows: parts of the widest panel,
+ * or a whole one. */
+#define WITH_TILE(vecs, panel, call)                                                                                           \
+    do {                                                                                                                       \
+        if ((panel) == TILE_VECS) {                                                                                            \
+            enum { WIDTH = TILE_VECS * LANES };                                                                                \
+            WITH_VECS(vecs, call);                                                                                             \
+        } else if ((panel) == 2) {                                                                                             \
+            enum { VECS = TILE_VECS > 2 ? 2 : 1, WIDTH = VECS * LANES };                                                       \
+            call;                                                                                                              \
+        } else {                                                                                                               \
+            enum { VECS = 1, WIDTH = LANES };                                                                                  \
+            call;                                                                                                              \
+        }                                                                                                                      \
+    } while (0)
+
 /* ----------------------------------------------------------------------------------------------------- scratch memory */
 
 /* Carves aligned arrays out of one piece of memory; with base NULL it only counts. */
@@ -123,20 +139,20 @@ static int64_t sequence_of_unit(const int64_t *first, int64_t batch, int64_t uni
 
 /* -------------------------------------------------------------------------------------------------------------- panels */
 
-/* How `rows` query rows are cut into panels of at most `most` vectors. The last panel takes the rest; where that is a lone
+/* How `rows` query rows are cut into panels of at most TILE_VECS vectors. The last panel takes the rest; where that is a lone
  * vector it takes one more from its neighbour (`borrowed`), because two panels of 2 run faster than 3 and 1. */
 typedef struct panels {
     int64_t rows, count;
-    int64_t most, borrowed; /* vectors */
+    int64_t borrowed; /* vectors */
 } panels;
 
 enum { PANEL_WIDTH = TILE_VECS * LANES }; /* of the widest panel */
 
-static inline panels panels_of(int64_t rows, int64_t most)
+static inline panels panels_of(int64_t rows)
 {
     const int64_t vecs = ceil_div(rows, LANES);
-    panels p = {.rows = rows, .count = ceil_div(vecs, most), .most = most};
-    p.borrowed = most > 2 && p.count > 1 && vecs - (p.count - 1) * most == 1;
+    panels p = {.rows = rows, .count = ceil_div(vecs, TILE_VECS)};
+    p.borrowed = TILE_VECS > 2 && p.count > 1 && vecs - (p.count - 1) * TILE_VECS == 1;
     return p;
 }
 
@@ -145,7 +161,7 @@ static inline int64_t panel_start(const panels *p, int64_t i)
 {
     if (i >= p->count)
         return round_to(p->rows, LANES);
-    return (i * p->most - (i == p->count - 1 ? p->borrowed : 0)) * LANES;
+    return (i * TILE_VECS - (i == p->count - 1 ? p->borrowed : 0)) * LANES;
 }
 
 static inline int panel_vecs(const panels *p, int64_t i)
@@ -170,19 +186,90 @@ static inline void span_add(span *s, fattn_interval row)
     s->in_hi = min64(s->in_hi, row.hi);
 }
 
-/* Cuts keys [from, to) into groups of TILE_ROWS and says which groups need no mask: [clean_from, clean_to). Groups from
- * `whole` on reach past key seq_k - 1 (at most one does), so their rows of K cannot be read in place. */
-typedef struct groups {
-    int64_t count, clean_from, clean_to, whole;
-} groups;
+/* The keys that each vector of a panel's rows keeps, and all of them. */
+typedef struct panel_span {
+    span all, vec[TILE_VECS];
+} panel_span;
 
-static inline groups groups_of(const span *s, int64_t from, int64_t to, int64_t seq_k)
+/* keep: of the `vecs * LANES` rows of the panel, padding included, which repeats a row. */
+static inline panel_span panel_span_of(const fattn_interval *keep, int vecs)
 {
-    groups g = {.count = ceil_div(to - from, TILE_ROWS)};
-    g.whole = min64(g.count, (seq_k - from) / TILE_ROWS);
-    g.clean_from = clamp64(ceil_div(max64(s->in_lo - from, 0), TILE_ROWS), 0, g.whole);
-    g.clean_to = s->in_hi <= from ? g.clean_from : clamp64((min64(s->in_hi, to) - from) / TILE_ROWS, g.clean_from, g.whole);
-    return g;
+    panel_span s = {.all = no_rows};
+    for (int j = 0; j < vecs; j++) {
+        span *v = &s.vec[j];
+        *v = no_rows;
+        for (int l = 0; l < LANES; l++)
+            span_add(v, keep[j * LANES + l]);
+        s.all.lo = min64(s.all.lo, v->lo);
+        s.all.hi = max64(s.all.hi, v->hi);
+        s.all.in_lo = max64(s.all.in_lo, v->in_lo);
+        s.all.in_hi = min64(s.all.in_hi, v->in_hi);
+    }
+    if (s.all.lo >= s.all.hi)
+        s.all.lo = s.all.hi = 0;
+    return s;
+}
+
+/* A stretch of keys, in groups of TILE_ROWS, that the same vectors of a panel keep some of: what is computed as one. Other
+ * vectors keep none of it. */
+typedef struct stretch {
+    int64_t group, count; /* counted from the first key of all stretches */
+    int vec, vecs;
+    bool masked;
+    bool past; /* its one group reaches past key seq_k - 1, so that its rows of K cannot be read in place */
+} stretch;
+
+enum { STRETCHES_MOST = (BLOCK_KEYS > GRAD_KEYS ? BLOCK_KEYS : GRAD_KEYS) / TILE_ROWS + 1 };
+
+/* What of the group of keys [key, key + TILE_ROWS) is to be computed; no vectors if nothing. */
+static inline stretch group_stretch(const panel_span *s, int panel_vecs, int64_t key)
+{
+    stretch t = {.count = 1};
+    int end = 0;
+    t.vec = panel_vecs;
+    for (int j = 0; j < panel_vecs; j++)
+        if (s->vec[j].lo < key + TILE_ROWS && s->vec[j].hi > key) {
+            t.vec = j < t.vec ? j : t.vec;
+            end = j + 1;
+        }
+    if (end > 0 && panel_vecs < TILE_VECS) { /* tiles know parts of the widest panel only */
+        t.vec = 0;
+        end = panel_vecs;
+    }
+    t.vecs = end - t.vec;
+    for (int j = t.vec; j < end; j++)
+        t.masked |= s->vec[j].in_lo > key || s->vec[j].in_hi < key + TILE_ROWS;
+    return t;
+}
+
+/* Whether group `next` can be computed with the stretch before it. */
+static inline bool stretch_goes_on(const stretch *s, const stretch *next)
+{
+    return !next->past && next->masked == s->masked && next->vec == s->vec && next->vecs == s->vecs &&
+           next->group == s->group + s->count;
+}
+
+/* Cuts keys [from, to) into stretches, and returns how many. */
+static inline int stretches_of(const panel_span *s, int panel_vecs, int64_t from, int64_t to, int64_t seq_k, stretch *out)
+{
+    const int64_t count = ceil_div(to - from, TILE_ROWS);
+    int n = 0;
+    if (s->all.in_lo <= from && s->all.in_hi >= from + count * TILE_ROWS) {
+        out[0] = (stretch){.count = count, .vecs = panel_vecs};
+        return 1;
+    }
+    for (int64_t g = 0; g < count; g++) {
+        stretch t = group_stretch(s, panel_vecs, from + g * TILE_ROWS);
+        t.group = g;
+        t.past = from + (g + 1) * TILE_ROWS > seq_k;
+        if (t.vecs <= 0)
+            continue;
+        if (n > 0 && stretch_goes_on(&out[n - 1], &t))
+            out[n - 1].count++;
+        else
+            out[n++] = t;
+    }
+    return n;
 }
 
 /* --------------------------------------------------------------------------------------------------------------- tiles */
@@ -207,6 +294,15 @@ INLINE void tile_mac(const int rows, const int vecs, vec *acc, const real *restr
                 to[2] = v_fma(av, b2, to[2]);
         }
     }
+}
+
+/* The sum of LANES numbers, in order. */
+static real across_sum(const real *x)
+{
+    real sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += x[l];
+    return sum;
 }
 
 /* tanh(x): as e^2x - 1 over e^2x + 1, and for small x, where that cancels, as a ratio of polynomials. */
@@ -252,37 +348,17 @@ static void pack_transposed(real *restrict to, int64_t width, const real *const 
         int64_t c = 0;
         for (; c + LANES <= dim; c += LANES) {
             vec block[LANES];
-            for (int64_t l = 0; l < LANES; l++)
+            UNROLL
+            for (int l = 0; l < LANES; l++)
                 block[l] = l < have ? v_mul(v_loadu(from[l0 + l] + c), by) : v_set1(0);
             v_transpose(block);
-            for (int64_t l = 0; l < LANES; l++)
+            UNROLL
+            for (int l = 0; l < LANES; l++)
                 v_store(to + (c + l) * width + l0, block[l]);
         }
         for (; c < dim; c++)
             for (int64_t l = 0; l < LANES; l++)
                 to[c * width + l0 + l] = l < have ? from[l0 + l][c] * factor : 0;
-    }
-}
-
-/* to[c][lane] = from[lane][c] for `lanes` rows of n numbers; lanes up to `width` become zero. */
-static void transpose(real *restrict to, int64_t width, const real *const *from, int64_t lanes, int64_t n)
-{
-    for (int64_t l0 = 0; l0 < width; l0 += LANES) {
-        const int64_t have = clamp64(lanes - l0, 0, LANES);
-        int64_t c = 0;
-        for (; c + LANES <= n && have == LANES; c += LANES) {
-            vec block[LANES];
-            UNROLL
-            for (int l = 0; l < LANES; l++)
-                block[l] = v_loadu(from[l0 + l] + c);
-            v_transpose(block);
-            UNROLL
-            for (int l = 0; l < LANES; l++)
-                v_store(to + (c + l) * width + l0, block[l]);
-        }
-        for (; c < n; c++)
-            for (int64_t l = 0; l < LANES; l++)
-                to[c * width + l0 + l] = l < have ? from[l0 + l][c] : 0;
     }
 }
 
@@ -296,11 +372,14 @@ static void unpack_transposed(real *const *to, const real *restrict from, int64_
         int64_t c = 0;
         for (; c + LANES <= dim; c += LANES) {
             vec block[LANES];
-            for (int64_t l = 0; l < LANES; l++)
+            UNROLL
+            for (int l = 0; l < LANES; l++)
                 block[l] = v_mul(v_load(from + (c + l) * width + l0), by);
             v_transpose(block);
-            for (int64_t l = 0; l < have; l++)
-                v_storeu(to[l0 + l] + c, block[l]);
+            UNROLL
+            for (int l = 0; l < LANES; l++)
+                if (l < have)
+                    v_storeu(to[l0 + l] + c, block[l]);
         }
         for (; c < dim; c++)
             for (int64_t l = 0; l < have; l++)
@@ -316,11 +395,14 @@ static void add_transposed(real *const *to, const real *restrict from, int64_t w
         int64_t c = 0;
         for (; c + LANES <= dim; c += LANES) {
             vec block[LANES];
-            for (int64_t l = 0; l < LANES; l++)
+            UNROLL
+            for (int l = 0; l < LANES; l++)
                 block[l] = v_load(from + (c + l) * width + l0);
             v_transpose(block);
-            for (int64_t l = 0; l < have; l++)
-                v_storeu(to[l0 + l] + c, v_add(v_loadu(to[l0 + l] + c), block[l]));
+            UNROLL
+            for (int l = 0; l < LANES; l++)
+                if (l < have)
+                    v_storeu(to[l0 + l] + c, v_add(v_loadu(to[l0 + l] + c), block[l]));
         }
         for (; c < dim; c++)
             for (int64_t l = 0; l < have; l++)
