@@ -1,6 +1,6 @@
 /*
  * What scores and probabilities become on their way: bias and ALiBi are added, softcap bends, dropout multiplies. Numbers per
- * (key, query) are prepared as [key][width] tiles that match a tile of scores; softcap is computed inside the tiles.
+ * (key, query) are prepared as [key][width] tiles that match a tile of scores.
  */
 #ifndef FATTN_CPU_ADJUST_H
 #define FATTN_CPU_ADJUST_H
@@ -65,7 +65,7 @@ typedef struct added_run {
     int64_t seq_k;
     int32_t dtype; /* of the bias */
     bool bias;
-    const real *slope, *diagonal; /* [lanes], whole vectors: ALiBi's slope, negative and in log2 units; where the row stands */
+    const real *slope, *diagonal; /* [lanes], whole vectors: ALiBi's slope, negative; where the row stands */
 } added_run;
 
 /* slope, diagonal: room for the panel's rows. */
@@ -76,7 +76,7 @@ static added_run added_run_of(const fattn_problem *problem, const fattn_launch *
     a.bias = (problem->desc.flags & FATTN_WITH_BIAS) != 0;
     if (problem->desc.flags & FATTN_WITH_SLOPES) {
         for (int64_t l = 0; l < PANEL_WIDTH; l++) {
-            slope[l] = l < lanes ? (real)-at->slopes[lane[l].h] * (real)LOG2E : 0;
+            slope[l] = l < lanes ? (real)-at->slopes[lane[l].h] : 0;
             diagonal[l] = l < lanes ? (real)(lane[l].i + s->mask.offset - first) : 0;
         }
         a.slope = slope;
@@ -100,12 +100,11 @@ static inline added_run added_lanes(const added_run *all, int64_t lane)
     return a;
 }
 
-/* to[c][l] = bias of key `key` + c in log2 units, for a vector of rows; 0 for rows and keys that there are not. */
-INLINE void fill_bias(const int32_t dtype, const added_run *a, real *to, ptrdiff_t width, int64_t lane, int64_t key)
+/* to[c][l] = bias of key `key` + c, times a factor, for a vector of rows; 0 for rows and keys that there are not. */
+INLINE void fill_bias(const int32_t dtype, const added_run *a, vec factor, real *to, ptrdiff_t width, int64_t lane, int64_t key)
 {
     const int64_t lanes = clamp64(a->lanes - lane, 0, LANES), keys = min64(a->seq_k - key, LANES);
     const place *rows = a->lane + lane;
-    const vec log2e = v_set1((real)LOG2E);
     vec block[LANES];
     if (lanes == LANES && keys == LANES) {
         UNROLL
@@ -121,23 +120,24 @@ INLINE void fill_bias(const int32_t dtype, const added_run *a, real *to, ptrdiff
     v_transpose(block);
     UNROLL
     for (int c = 0; c < LANES; c++)
-        v_store(to + c * width, v_mul(block[c], log2e));
+        v_store(to + c * width, v_mul(block[c], factor));
 }
 
 /* to[c][l] = bias + ALiBi of key number `key` + c, in log2 units, for `vecs` vectors of rows and n keys, or more up to whole
- * vectors. */
+ * vectors. The sum comes first: slopes are mostly powers of 2, so that it rounds little. */
 static void fill_added(const added_run *a, real *to, ptrdiff_t width, int vecs, int64_t key, int64_t n)
 {
+    const vec log2e = v_set1((real)LOG2E), bias_factor = a->slope ? v_set1(1) : log2e;
     for (int64_t lane = 0; lane < vecs * LANES; lane += LANES) {
         for (int64_t c = 0; c < n && a->bias; c += LANES)
-            WITH_DTYPE(a->dtype, fill_bias(DTYPE, a, to + c * width + lane, width, lane, a->first + key + c));
+            WITH_DTYPE(a->dtype, fill_bias(DTYPE, a, bias_factor, to + c * width + lane, width, lane, a->first + key + c));
         if (!a->slope)
             continue;
         const vec by = v_load(a->slope + lane), from = v_load(a->diagonal + lane);
         for (int64_t c = 0; c < n; c++) {
             const vec distance = v_abs(v_sub(from, v_set1((real)(key + c))));
             real *at = to + c * width + lane;
-            v_store(at, a->bias ? v_fma(by, distance, v_load(at)) : v_mul(by, distance));
+            v_store(at, v_mul(a->bias ? v_fma(by, distance, v_load(at)) : v_mul(by, distance), log2e));
         }
     }
 }

@@ -184,14 +184,14 @@ static key_block key_block_of(const backward *w, const sequence_plan *q, int32_t
     return kb;
 }
 
-/* All of one key/value head. */
+/* All of one key/value head, in the lane's own room if it has one. */
 static void head_run(void *arg, int32_t lane, int64_t unit)
 {
     const backward *w = arg;
     const int64_t heads = w->problem->desc.heads_kv, h = unit % heads;
     sequence_plan q = w->sequence[unit / heads];
     if (w->room_of_lanes) {
-        q.room_first = lane * (w->rows_room / w->problem->lanes);
+        q.room_first = lane * w->lane_rows;
         q.room_head = h * w->problem->group;
     }
     for (int64_t part = 0; part < prepare_parts(w, &q); part++)
@@ -232,31 +232,21 @@ static void reduce_run(void *arg, int32_t lane, int64_t unit)
 
 /* ---------------------------------------------------------------------------------------------------------------- call */
 
-/* Whether key/value heads share themselves out evenly to the lanes. */
-static bool heads_are_even(const fattn_problem *problem)
-{
-    const fattn_desc *desc = &problem->desc;
-    const int64_t heads = desc->batch * desc->heads_kv;
-    const bool alike = desc->total_q == 0 && desc->total_k == 0; /* as far as is known yet */
-    return problem->lanes == 1 || heads >= HEADS_ENOUGH * problem->lanes || (alike && heads % problem->lanes == 0);
-}
-
 static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned char *workspace)
 {
     const fattn_desc *desc = &problem->desc;
     const int64_t heads = desc->heads_q, batch = desc->batch;
     *w = (backward){
         .problem = problem, .adjust = adjustment_of(desc), .cols = strips_of(desc->dim), .cols_v = strips_of(desc->dim_v)};
-    w->split = !heads_are_even(problem);
+    w->may_split = problem->lanes > 1 && ranges_of(desc->seq_k) > 1 && batch * desc->heads_kv < HEADS_ENOUGH;
     /* Every sequence is padded to whole vectors. */
     w->rows_all =
         desc->total_q > 0 ? round_to(desc->total_q + batch * (LANES - 1), LANES) : batch * round_to(desc->seq_q, LANES);
-    w->rows_room = w->rows_all * heads;
     /* dbias reads all again; and sequences much shorter than the longest may take less room all together. */
-    const int64_t at_work = problem->lanes * problem->group * round_to(desc->seq_q, LANES);
-    w->room_of_lanes = !w->split && !(desc->flags & FATTN_WITH_DBIAS) && at_work < w->rows_room;
-    if (w->room_of_lanes)
-        w->rows_room = at_work;
+    const int64_t all = w->rows_all * heads;
+    w->lane_rows = problem->group * round_to(desc->seq_q, LANES);
+    w->room_of_lanes = !(desc->flags & FATTN_WITH_DBIAS) && problem->lanes * w->lane_rows < all;
+    w->rows_room = w->room_of_lanes && !w->may_split ? problem->lanes * w->lane_rows : all;
     const int64_t panels_all = w->rows_all / PANEL_WIDTH + batch + 1, rows = w->rows_all * heads;
 
     carver c = {workspace, 0};
@@ -273,7 +263,7 @@ static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned 
     w->nlse = carve(&c, rows);
     w->nd = carve(&c, rows);
     w->oddities = carve_bytes(&c, (size_t)(heads * panels_all));
-    w->partial = carve(&c, (w->split ? ranges_of(desc->seq_k) : 1) * w->rows_room * padded(&w->cols));
+    w->partial = carve(&c, (w->may_split ? ranges_of(desc->seq_k) : 1) * w->rows_room * padded(&w->cols));
     carver lane = {NULL, 0};
     key_block kb = {.call = w};
     block_carve(&kb, w, &lane);
@@ -281,6 +271,19 @@ static size_t backward_plan(backward *w, const fattn_problem *problem, unsigned 
     w->scratch_size = lane.used;
     w->scratch = carve_bytes(&c, lane.used * (size_t)problem->lanes);
     return c.used;
+}
+
+/* Whether key/value heads share themselves out evenly to the lanes. */
+static bool heads_are_even(const backward *w)
+{
+    const fattn_desc *desc = &w->problem->desc;
+    const fattn_sequence first = fattn_sequence_of(w->problem, w->at, 0);
+    bool even = desc->batch * desc->heads_kv % w->problem->lanes == 0;
+    for (int64_t b = 1; b < desc->batch && even; b++) {
+        const fattn_sequence s = fattn_sequence_of(w->problem, w->at, b);
+        even = s.seq_q == first.seq_q && s.seq_k == first.seq_k;
+    }
+    return even;
 }
 
 /* Whether nothing is to be written. */
@@ -303,6 +306,7 @@ static void backward_run(const fattn_problem *problem, const fattn_launch *at)
         return;
     backward_plan(&w, problem, at->workspace);
     w.at = at;
+    w.split = w.may_split && desc->batch > 0 && !heads_are_even(&w);
     backward_divide(&w);
     if (w.split) {
         fattn_run_units(at->context, problem->lanes, w.first_prepare[desc->batch], prepare_run, &w);

@@ -273,7 +273,7 @@ static void block_carve(key_block *kb, const backward *w, carver *c)
     kb->diagonal = carve(c, w->adjust.added ? PANEL_WIDTH : 0);
     kb->slope = carve(c, w->adjust.cap ? tile : 0);
     kb->factor = carve(c, w->adjust.drop ? tile : 0);
-    const bool again = !w->split && ranges_of(desc->seq_k) > 1;
+    const bool again = ranges_of(desc->seq_k) > 1; /* needed where ranges are no units: known only once the lengths are */
     kb->range_sum = carve(c, again ? w->problem->group * round_to(desc->seq_q, LANES) * padded(&w->cols) : 0);
 }
 

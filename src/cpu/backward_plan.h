@@ -13,7 +13,7 @@
 #include "gradient.h"
 
 enum {
-    HEADS_ENOUGH = 8,      /* key/value heads of a lane, with which it hardly matters who has the last */
+    HEADS_ENOUGH = 32,     /* key/value heads that are units well enough, evenly shared out or not */
     RANGES_MOST = 8,       /* where they are units, each has a partial as large as dq in the workspace */
     RANGE_KEYS_LEAST = 512 /* shorter ranges would spend more on the partials of dq than they share out */
 };
@@ -36,12 +36,13 @@ typedef struct backward {
     const fattn_problem *problem;
     const fattn_launch *at;
     adjustment adjust;
-    strips cols, cols_v;                                 /* of dim and dim_v */
-    bool split;                                          /* ranges are units */
-    int64_t rows_all;                                    /* room for the padded rows of all sequences, one head */
-    bool room_of_lanes;                                  /* what is packed is kept for the heads at work alone */
-    int64_t rows_room;                                   /* room for packed rows, all heads */
-    sequence_plan *sequence;                             /* [batch] */
+    strips cols, cols_v;     /* of dim and dim_v */
+    bool may_split, split;   /* whether ranges are units, as far as the workspace goes; and indeed */
+    int64_t rows_all;        /* room for the padded rows of all sequences, one head */
+    bool room_of_lanes;      /* heads that are units are packed each into the room of its lane */
+    int64_t lane_rows;       /* of such a room */
+    int64_t rows_room;       /* rows in all rooms */
+    sequence_plan *sequence; /* [batch] */
     int64_t *first_prepare, *first_block, *first_reduce; /* [batch + 1]: units before each sequence */
     fattn_interval *keep; /* [rows_all] the keys that each row keeps; padding repeats the last row's */
     panel_span *spans;    /* [panels] the keys that each panel keeps */

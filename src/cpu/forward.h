@@ -122,7 +122,7 @@ static void panel_store(const forward_unit *u, const forward_panel *panel)
         if (l[i] == 0)
             memset(out[i], 0, (size_t)dim_v * sizeof(real));
         else if (l[i] * 0 == 0 && !all_finite(out[i], dim_v))
-            row_alone(f->problem, f->at, &u->seq, at, -(double)nref[i], out[i]);
+            row_alone(f->problem, f->at, &u->seq, at, out[i]);
         if (desc->out_dtype != REAL_DTYPE)
             narrow(target[i], desc->out_dtype, out[i], dim_v);
         if (f->at->lse)

@@ -27,29 +27,42 @@ static row_end end_row(const fattn_problem *problem, const fattn_launch *at, int
     return (row_end){small / total, REAL_LOG(total) + sink};
 }
 
+/* The score of a row with one key, in log2 units. q: [dim]; k: room for the key. */
+static double score_alone(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, const place *lane,
+                          int64_t key, const real *q, real *k)
+{
+    const fattn_desc *desc = &problem->desc;
+    const int64_t h_kv = lane->h / problem->group;
+    const int64_t scale = at->k_scales ? fattn_scale_index(problem, at, s, h_kv, key) : 0;
+    widen(k, fattn_key_row(problem, at, &at->k, fattn_dtype_size(desc->kv_dtype), s, h_kv, key), desc->kv_dtype, desc->dim,
+          at->k_scales ? (real)at->k_scales[scale] : 1);
+    double x = 0;
+    for (int64_t d = 0; d < desc->dim; d++)
+        x += (double)q[d] * (double)k[d];
+    return fattn_score(problem, at, s, lane->h, lane->i, key, x * desc->scale) * LOG2E;
+}
+
 /* out of one row again, number by number: in a tile, P = 0 for a key that the row does not keep still meets that key's value,
- * and 0 times a NaN or an infinity is NaN. r: any number near the row's largest score, in log2 units. */
+ * and 0 times a NaN or an infinity is NaN. Its reference is its own: the tile's is rounded to real, which for large scores is
+ * far from them in log2 units. */
 static void row_alone(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, const place *lane,
-                      double r, real *out)
+                      real *out)
 {
     const fattn_desc *desc = &problem->desc;
     const size_t size = fattn_dtype_size(desc->kv_dtype);
     const fattn_dropout dropout = fattn_dropout_of(desc);
     const fattn_interval keep = fattn_mask_row(&s->mask, lane->i);
     const int64_t h_kv = lane->h / problem->group, list = s->b * desc->heads_q + lane->h;
-    double l = 0, sum[FATTN_DIM_MOST] = {0};
+    double l = 0, r = -(double)INFINITY, sum[FATTN_DIM_MOST] = {0};
     real q[FATTN_DIM_MOST], k[FATTN_DIM_MOST], v[FATTN_DIM_MOST];
     widen(q, fattn_query_row(&at->q, fattn_dtype_size(desc->dtype), s, lane->h, lane->i), desc->dtype, desc->dim, 1);
+    for (int64_t key = keep.lo; key < keep.hi; key++)
+        r = fmax(r, score_alone(problem, at, s, lane, key, q, k));
     for (int64_t key = keep.lo; key < keep.hi; key++) {
-        const int64_t scale = at->k_scales ? fattn_scale_index(problem, at, s, h_kv, key) : 0;
-        widen(k, fattn_key_row(problem, at, &at->k, size, s, h_kv, key), desc->kv_dtype, desc->dim,
-              at->k_scales ? (real)at->k_scales[scale] : 1);
+        const int64_t scale = at->v_scales ? fattn_scale_index(problem, at, s, h_kv, key) : 0;
         widen(v, fattn_key_row(problem, at, &at->v, size, s, h_kv, key), desc->kv_dtype, desc->dim_v,
               at->v_scales ? (real)at->v_scales[scale] : 1);
-        double x = 0;
-        for (int64_t d = 0; d < desc->dim; d++)
-            x += (double)q[d] * (double)k[d];
-        const double p = exp2(fattn_score(problem, at, s, lane->h, lane->i, key, x * desc->scale) * LOG2E - r);
+        const double p = exp2(score_alone(problem, at, s, lane, key, q, k) - r);
         const bool kept = desc->dropout == 0 || fattn_dropout_keeps(&dropout, list, lane->i, key);
         const double weight = p * (kept ? 1 / (1 - desc->dropout) : 0);
         l += p;
