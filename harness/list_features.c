@@ -91,6 +91,12 @@ static const entry numbers[] = {
     {"b2/h2/q3k3/d16/used:1,3", ALL, LIST_QUICK},
     {"b2/h2/q1k40/d16/used-k:17,33/paged:16", ALL, LIST_QUICK},
     {"b2/h2/q20k40/d16/used-k/bias:bhqk/dbias/causal-br/fill-nan-unused", ALL, LIST_QUICK},
+    /* ranges of keys in backward, of several heads and of groups; in place, and through partials */
+    {"b2/h4/gqa2/q70k1100/d16/window:600,3", F32 | BF16 | BWD, LIST_DEFAULT},
+    {"h6/gqa3/q48k1600/d16/causal-br", F32 | BWD, LIST_DEFAULT},
+    {"b3/h2/q33k1200/d24/used-q/bias:bhqk/dbias", F32 | BWD, LIST_DEFAULT},
+    {"b2/h3/q40k1100/d16/packed-q/intervals/softcap:4", F32 | BF16 | BWD, LIST_DEFAULT},
+    {"h2/q64k1024/d16/chunked-br:300/dropout:0.2", F32 | F64 | BWD, LIST_DEFAULT},
     /* NaN in a query: that row alone */
     {"b2/h2/q20k40/d16/fill-nan-q/bias:hqk/sinks/alibi/softcap:5", ALL, LIST_DEFAULT},
     {"b2/h2/q20k40/d16/fill-nan-q/packed-seqs", ALL, LIST_DEFAULT},

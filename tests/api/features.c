@@ -453,6 +453,52 @@ static void misaligned_lists(void **state)
     }
 }
 
+/* A bias so large that float cannot tell its scores apart. The third key, whose value is NaN, is dropped by two rows. */
+static void huge_bias(void **state)
+{
+    static const float sizes[] = {-1e30f, -1e11f, -1e9f, 1e9f, 1e11f};
+    enum { N = 3, WIDTH = 8 };
+    fattn_desc d = {.struct_size = sizeof d,
+                    .dtype = FATTN_F32,
+                    .mask = FATTN_MASK_CAUSAL,
+                    .flags = FATTN_WITH_BIAS,
+                    .batch = 1,
+                    .heads_q = 1,
+                    .heads_kv = 1,
+                    .seq_q = N,
+                    .seq_k = N,
+                    .dim = WIDTH,
+                    .dim_v = WIDTH};
+    const char *kernel[KERNELS_MOST];
+    float q[N * WIDTH], k[N * WIDTH], v[N * WIDTH], out[N * WIDTH], lse[N], bias[N * N];
+    const fattn_view bias_view = fattn_view_bhsd(bias, 1, N, N);
+    (void)state;
+    for (int i = 0; i < N * WIDTH; i++) {
+        q[i] = 0.1f * (float)(i % 5);
+        k[i] = 0.1f * (float)(i % 7);
+        v[i] = i / WIDTH == 2 ? NAN : (float)(1 + i / WIDTH);
+    }
+    const int count = kernels_of(&d, FATTN_OP_FORWARD, kernel);
+    for (int n = 0; n < count * (int)(sizeof sizes / sizeof *sizes); n++) {
+        for (int i = 0; i < N * N; i++)
+            bias[i] = sizes[n / count];
+        fattn_context *context = make_context(1, kernel[n % count]);
+        run_forward(context, &d,
+                    (fattn_forward_args){.q = fattn_view_bhsd(q, 1, N, WIDTH),
+                                         .k = fattn_view_bhsd(k, 1, N, WIDTH),
+                                         .v = fattn_view_bhsd(v, 1, N, WIDTH),
+                                         .out = fattn_view_bhsd(out, 1, N, WIDTH),
+                                         .lse = lse,
+                                         .bias = &bias_view});
+        for (int i = 0; i < WIDTH; i++) {
+            assert_true(out[i] == 1);
+            assert_true(out[WIDTH + i] > 1.4f && out[WIDTH + i] < 1.6f);
+            assert_true(isnan(out[2 * WIDTH + i]));
+        }
+        fattn_context_destroy(context);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -467,6 +513,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(outputs_over_masks, make, release),
         cmocka_unit_test_setup_teardown(outputs_over_cache_arguments, make, release),
         cmocka_unit_test_setup_teardown(misaligned_lists, make, release),
+        cmocka_unit_test(huge_bias),
     };
     return cmocka_run_group_tests_name("features", tests, NULL, NULL);
 }
