@@ -6,8 +6,8 @@
  * sequences of a batch change a bit of a result.
  *
  * Where query heads share a key/value head and sequences are shorter than a panel (decoding), the heads of the group are
- * folded into one list of rows. K and V are read in place where that is as fast; else V is packed once per head as
- * [dim_v / TILE_ROWS][seq_k][TILE_ROWS] in a first pass, which also copies K where it is of another type, or paged.
+ * folded into one list of rows. K and V are read in place; in a first pass, what cannot be is copied into rows that tiles can
+ * read: other types, pages, values whose rows are not whole tiles, or are too far from each other.
  */
 #ifndef FATTN_CPU_FORWARD_H
 #define FATTN_CPU_FORWARD_H
@@ -48,9 +48,9 @@ static real *keys_of(const forward *f, const fattn_sequence *s, int64_t h)
     return f->keys + (keys_before(f, s) * desc->heads_kv + h * s->seq_k) * desc->dim;
 }
 
-static real *packed_of(const forward *f, const fattn_sequence *s, int64_t h)
+static real *values_of(const forward *f, const fattn_sequence *s, int64_t h)
 {
-    return f->packed + (keys_before(f, s) * f->problem->desc.heads_kv + h * s->seq_k) * f->dim_v_padded;
+    return f->values + (keys_before(f, s) * f->problem->desc.heads_kv + h * s->seq_k) * f->dim_v_padded;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- units */
@@ -159,17 +159,12 @@ static void unit_carve(forward_unit *u, const forward *f, carver *c)
 static void unit_point(forward_unit *u)
 {
     const forward *f = u->call;
-    u->k = f->copy ? keys_of(f, &u->seq, u->head_kv) : fattn_row(&f->at->k, sizeof(real), u->seq.b, u->head_kv, u->seq.k_first);
-    u->k_row = f->copy ? f->problem->desc.dim : f->at->k.stride_row;
-    if (f->pack) {
-        u->v = packed_of(f, &u->seq, u->head_kv);
-        u->v_row = TILE_ROWS;
-        u->v_group = TILE_ROWS * u->seq.seq_k;
-    } else {
-        u->v = fattn_row(&f->at->v, sizeof(real), u->seq.b, u->head_kv, u->seq.k_first);
-        u->v_row = f->at->v.stride_row;
-        u->v_group = TILE_ROWS;
-    }
+    u->k =
+        f->copy_k ? keys_of(f, &u->seq, u->head_kv) : fattn_row(&f->at->k, sizeof(real), u->seq.b, u->head_kv, u->seq.k_first);
+    u->k_row = f->copy_k ? f->problem->desc.dim : f->at->k.stride_row;
+    u->v = f->copy_v ? values_of(f, &u->seq, u->head_kv)
+                     : fattn_row(&f->at->v, sizeof(real), u->seq.b, u->head_kv, u->seq.k_first);
+    u->v_row = f->copy_v ? f->dim_v_padded : f->at->v.stride_row;
 }
 
 /* Keys of a panel that a step takes: `n` of those that it keeps, or what there is of them, from number `first` on. */
@@ -192,7 +187,7 @@ static ahead_queue step_ahead(const forward_unit *u, const forward_panel *panel,
     const place *at = &u->lane[panel->first], *next_at = &u->lane[next_panel->first];
     ahead_queue a = {0};
     ahead_add(&a, u->k + from * u->k_row, u->k_row * word, desc->dim * word, next.hi - from);
-    if (!f->pack)
+    if (next.lo < next.hi)
         ahead_add(&a, u->v + from * u->v_row, u->v_row * word, desc->dim_v * word, next.hi - from);
     if (desc->flags & FATTN_WITH_BIAS && next.lo < next.hi)
         ahead_add(&a, next_at->bias + next.lo * size, f->at->bias.stride_row * size, (next.hi - next.lo) * size, next_rows);
@@ -253,59 +248,39 @@ static void forward_unit_run(void *arg, int32_t lane, int64_t unit)
         panel_store(&u, &panel[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------------- packing K and V */
+/* ------------------------------------------------------------------------------------------------------ copies of K and V */
 
 enum {
-    PACK_KEYS = 256, /* of a unit */
-    PACK_ROWS = 16,  /* at a time: their values stay in the first-level cache */
-    PACK_ROW_BYTES = 2048
+    COPY_KEYS = 256, /* of a unit */
+    FAR_BYTES = 2048 /* rows that are further from each other */
 };
 
-/* Values first .. first + count - 1 of a head, whose rows are at v, into the packed values of its n keys. Group by group, so
- * that what is written lies together. */
-static void pack_values(const forward *f, real *to, int64_t n, int64_t first, int64_t count, const real *const *v)
-{
-    const int64_t dim_v = f->problem->desc.dim_v, whole = dim_v / TILE_ROWS;
-    for (int64_t g = 0; g < whole; g++)
-        for (int64_t i = 0; i < count; i++)
-            memcpy(to + (g * n + first + i) * TILE_ROWS, v[i] + g * TILE_ROWS, TILE_ROWS * sizeof(real));
-    for (int64_t d = whole * TILE_ROWS; d < f->dim_v_padded; d++)
-        for (int64_t i = 0; i < count; i++)
-            to[(whole * n + first + i) * TILE_ROWS + d % TILE_ROWS] = d < dim_v ? v[i][d] : 0;
-}
-
-/* Copies key `key` of head h, and returns its value, widened into `wide`. */
-static const real *copy_key(const forward *f, const fattn_sequence *s, int64_t h, int64_t key, real *wide)
+/* Key `key` of head h and its value, as far as they are copied. */
+static void copy_key(const forward *f, const fattn_sequence *s, int64_t h, int64_t key)
 {
     const fattn_desc *desc = &f->problem->desc;
     const fattn_launch *at = f->at;
     const size_t size = fattn_dtype_size(desc->kv_dtype);
     const int64_t scale = at->k_scales ? fattn_scale_index(f->problem, at, s, h, key) : 0;
-    widen(keys_of(f, s, h) + key * desc->dim, fattn_key_row(f->problem, at, &at->k, size, s, h, key), desc->kv_dtype, desc->dim,
-          at->k_scales ? (real)at->k_scales[scale] : 1);
-    widen(wide, fattn_key_row(f->problem, at, &at->v, size, s, h, key), desc->kv_dtype, desc->dim_v,
+    if (f->copy_k)
+        widen(keys_of(f, s, h) + key * desc->dim, fattn_key_row(f->problem, at, &at->k, size, s, h, key), desc->kv_dtype,
+              desc->dim, at->k_scales ? (real)at->k_scales[scale] : 1);
+    real *v = values_of(f, s, h) + key * f->dim_v_padded;
+    widen(v, fattn_key_row(f->problem, at, &at->v, size, s, h, key), desc->kv_dtype, desc->dim_v,
           at->v_scales ? (real)at->v_scales[scale] : 1);
-    return wide;
+    for (int64_t d = desc->dim_v; d < f->dim_v_padded; d++)
+        v[d] = 0;
 }
 
-static void forward_pack_run(void *arg, int32_t lane, int64_t unit)
+static void forward_copy_run(void *arg, int32_t lane, int64_t unit)
 {
     (void)lane;
     const forward *f = arg;
-    const fattn_desc *desc = &f->problem->desc;
-    const int64_t b = sequence_of_unit(f->first_pack, desc->batch, unit);
+    const int64_t b = sequence_of_unit(f->first_copy, f->problem->desc.batch, unit);
     const fattn_sequence s = fattn_sequence_of(f->problem, f->at, b);
-    const int64_t chunks = ceil_div(s.seq_k, PACK_KEYS), within = unit - f->first_pack[b], h = within / chunks;
-    const int64_t from = within % chunks * PACK_KEYS, to = min64(from + PACK_KEYS, s.seq_k);
-    real wide[PACK_ROWS * FATTN_DIM_MOST];
-    const real *value[PACK_ROWS];
-    for (int64_t key = from; key < to; key += PACK_ROWS) {
-        const int64_t count = min64(PACK_ROWS, to - key);
-        for (int64_t i = 0; i < count; i++)
-            value[i] = f->copy ? copy_key(f, &s, h, key + i, wide + i * desc->dim_v)
-                               : fattn_row(&f->at->v, sizeof(real), s.b, h, s.k_first + key + i);
-        pack_values(f, packed_of(f, &s, h), s.seq_k, key, count, value);
-    }
+    const int64_t chunks = ceil_div(s.seq_k, COPY_KEYS), within = unit - f->first_copy[b], from = within % chunks * COPY_KEYS;
+    for (int64_t key = from; key < min64(from + COPY_KEYS, s.seq_k); key++)
+        copy_key(f, &s, within / chunks, key);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- call */
@@ -322,22 +297,21 @@ static int64_t forward_block(const fattn_problem *problem, int64_t count)
     return block;
 }
 
-/* Whether tiles of values cannot be read where they lie. */
-static bool values_must_be_packed(const forward *f)
+/* Whether tiles cannot read values where they lie. */
+static bool values_must_be_copied(const forward *f)
 {
-    return f->copy || f->problem->desc.dim_v % TILE_ROWS != 0;
+    return f->copy_k || f->problem->desc.dim_v % TILE_ROWS != 0;
 }
 
-/* Whether reading them there is slower than packing: the rows of a block are read as often as the tile has columns, and where
- * they are far from each other, too many of them fall into the same sets of the caches. By measurement: rows 2 KiB apart are as
- * fast as packed ones or faster, 4 KiB apart 5 % slower with AVX-512 and 30 % with AVX2. One panel would read a packed V but
- * once. */
-static bool values_are_packed(const forward *f)
+/* Or whether that is slower: the rows of a step are read as often as the tile has columns, and where they are far from each
+ * other, too many of them fall into the same sets of the caches. By measurement: rows 2 KiB apart are as fast as copies or
+ * faster, 4 KiB apart 5 % slower with AVX-512 and 30 % with AVX2. One panel would read a copy but once. */
+static bool values_are_copied(const forward *f)
 {
     const fattn_desc *desc = &f->problem->desc;
     const ptrdiff_t row = f->at->v.stride_row * (ptrdiff_t)sizeof(real);
-    const bool far = row > PACK_ROW_BYTES || row < -PACK_ROW_BYTES;
-    return values_must_be_packed(f) || (far && desc->seq_q * f->problem->group > PANEL_WIDTH);
+    const bool far = row > FAR_BYTES || row < -FAR_BYTES;
+    return values_must_be_copied(f) || (far && desc->seq_q * f->problem->group > PANEL_WIDTH);
 }
 
 static size_t forward_plan(forward *f, const fattn_problem *problem, unsigned char *workspace)
@@ -347,14 +321,14 @@ static size_t forward_plan(forward *f, const fattn_problem *problem, unsigned ch
     *f = (forward){.problem = problem, .adjust = adjustment_of(desc)};
     f->block = forward_block(problem, ceil_div(rows, PANEL_WIDTH));
     f->dim_v_padded = round_to(desc->dim_v, TILE_ROWS);
-    f->copy = desc->kv_dtype != REAL_DTYPE || desc->page_size > 0;
-    const bool room = values_must_be_packed(f) || desc->seq_q * problem->group > PANEL_WIDTH; /* strides are not known yet */
+    f->copy_k = desc->kv_dtype != REAL_DTYPE || desc->page_size > 0;
+    const bool room = values_must_be_copied(f) || desc->seq_q * problem->group > PANEL_WIDTH; /* strides are not known yet */
 
     carver c = {workspace, 0};
     f->first_unit = carve_bytes(&c, (size_t)(desc->batch + 1) * sizeof(int64_t));
-    f->first_pack = carve_bytes(&c, (size_t)(desc->batch + 1) * sizeof(int64_t));
-    f->keys = carve(&c, f->copy ? keys * desc->dim : 0);
-    f->packed = carve(&c, room ? keys * f->dim_v_padded : 0);
+    f->first_copy = carve_bytes(&c, (size_t)(desc->batch + 1) * sizeof(int64_t));
+    f->keys = carve(&c, f->copy_k ? keys * desc->dim : 0);
+    f->values = carve(&c, room ? keys * f->dim_v_padded : 0);
     carver lane = {NULL, 0};
     forward_unit u;
     unit_carve(&u, f, &lane);
@@ -379,12 +353,12 @@ static size_t forward_workspace(const fattn_problem *problem)
 static void forward_divide(const forward *f)
 {
     const fattn_desc *desc = &f->problem->desc;
-    f->first_unit[0] = f->first_pack[0] = 0;
+    f->first_unit[0] = f->first_copy[0] = 0;
     for (int64_t b = 0; b < desc->batch; b++) {
         const fattn_sequence s = fattn_sequence_of(f->problem, f->at, b);
         const division v = division_of(f, s.seq_q);
         f->first_unit[b + 1] = f->first_unit[b] + v.lists * v.blocks;
-        f->first_pack[b + 1] = f->first_pack[b] + (s.seq_q > 0 ? desc->heads_kv * ceil_div(s.seq_k, PACK_KEYS) : 0);
+        f->first_copy[b + 1] = f->first_copy[b] + (s.seq_q > 0 ? desc->heads_kv * ceil_div(s.seq_k, COPY_KEYS) : 0);
     }
 }
 
@@ -395,10 +369,10 @@ static void forward_run(const fattn_problem *problem, const fattn_launch *at)
         return;
     forward_plan(&f, problem, at->workspace);
     f.at = at;
-    f.pack = values_are_packed(&f);
+    f.copy_v = values_are_copied(&f);
     forward_divide(&f);
-    if (f.pack)
-        fattn_run_units(at->context, problem->lanes, f.first_pack[problem->desc.batch], forward_pack_run, &f);
+    if (f.copy_v)
+        fattn_run_units(at->context, problem->lanes, f.first_copy[problem->desc.batch], forward_copy_run, &f);
     fattn_run_units(at->context, problem->lanes, f.first_unit[problem->desc.batch], forward_unit_run, &f);
 }
 

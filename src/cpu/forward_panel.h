@@ -25,7 +25,7 @@
 #include "ahead.h"
 
 enum {
-    PANELS_MOST = 4,
+    PANELS_MOST = 8,
     FIRST_KEYS = 64 /* keys of the first block: enough for a reference, few enough that the slow way does not show */
 };
 
@@ -36,11 +36,11 @@ typedef struct forward {
     adjustment adjust;
     int64_t block;                    /* panels per unit */
     int64_t dim_v_padded;             /* to TILE_ROWS */
-    bool copy;                        /* K is copied: it is of another type, or paged */
-    bool pack;                        /* V is packed; else read in place */
-    int64_t *first_unit, *first_pack; /* [batch + 1] of each sequence */
+    bool copy_k;                      /* K is copied: it is of another type, or paged */
+    bool copy_v;                      /* V is copied; always with K */
+    int64_t *first_unit, *first_copy; /* [batch + 1] of each sequence */
     real *keys;                       /* copies: per sequence [heads_kv][seq_k][dim] */
-    real *packed;                     /* per sequence [heads_kv][dim_v_padded / TILE_ROWS][seq_k][TILE_ROWS] */
+    real *values;                     /* likewise [heads_kv][seq_k][dim_v_padded] */
     unsigned char *scratch;
     size_t scratch_size; /* per lane */
 } forward;
@@ -51,9 +51,8 @@ typedef struct forward_unit {
     fattn_sequence seq;
     int64_t head_kv;
     int64_t rows;           /* real rows, without the padding of the last vector */
-    const real *k, *v;      /* key 0, real or copied; v: packed, or in place */
+    const real *k, *v;      /* key 0, in place or copied */
     ptrdiff_t k_row, v_row; /* from key to key */
-    ptrdiff_t v_group;      /* from TILE_ROWS of dim_v to the next */
     real *q, *o, *p, *tail; /* [dim][width], [dim_v_padded][width] per panel; [keys][width]; [TILE_ROWS][dim] */
     real *nref, *l;         /* [rows] -r; sum of probabilities */
     real *sum, *lo, *hi;    /* [width] of the panel at hand */
@@ -370,7 +369,7 @@ INLINE void accumulate_groups(const int vecs, const ptrdiff_t width, const forwa
                               const real *p, int64_t n)
 {
     const int64_t count = u->call->dim_v_padded / TILE_ROWS;
-    for (int64_t g = 0; g < count; g++, v += u->v_group, o += TILE_ROWS * width) {
+    for (int64_t g = 0; g < count; g++, v += TILE_ROWS, o += TILE_ROWS * width) {
         vec acc[TILE_ROWS * TILE_VECS];
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
@@ -378,10 +377,7 @@ INLINE void accumulate_groups(const int vecs, const ptrdiff_t width, const forwa
             for (int j = 0; j < vecs; j++)
                 acc[r * vecs + j] = v_load(o + r * width + j * LANES);
         }
-        if (u->call->pack) /* a constant step keeps the addresses of the hot loop simple */
-            tile_mac(TILE_ROWS, vecs, acc, v, 1, TILE_ROWS, p, width, n);
-        else
-            tile_mac(TILE_ROWS, vecs, acc, v, 1, u->v_row, p, width, n);
+        tile_mac(TILE_ROWS, vecs, acc, v, 1, u->v_row, p, width, n);
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) {
             UNROLL
