@@ -27,6 +27,8 @@ typedef struct ahead_queue {
 /* `rows` rows of `bytes` bytes, `stride` bytes apart. They need not exist: to ask is no access. */
 static void ahead_add(ahead_queue *a, const void *row, ptrdiff_t stride, int64_t bytes, int64_t rows)
 {
+    if (stride == 0)
+        rows = min64(rows, 1);
     if (rows <= 0 || bytes <= 0)
         return;
     a->rows[a->count++] = (rows_ahead){row, stride, bytes, rows};

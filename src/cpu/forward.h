@@ -182,14 +182,13 @@ static ahead_queue step_ahead(const forward_unit *u, const forward_panel *panel,
     const fattn_desc *desc = &f->problem->desc;
     const int64_t size = (int64_t)fattn_dtype_size(desc->dtype), out_size = (int64_t)fattn_dtype_size(desc->out_dtype);
     const int64_t word = (int64_t)sizeof(real), from = max64(seen, next.lo);
-    const int64_t rows = min64(panel->width, u->rows - panel->first);
-    const int64_t next_rows = min64(next_panel->width, u->rows - next_panel->first);
     const place *at = &u->lane[panel->first], *next_at = &u->lane[next_panel->first];
+    const int64_t rows = min64(panel->width, u->seq.seq_q - at->i); /* of one head: of others one does without */
+    const int64_t next_rows = min64(next_panel->width, u->seq.seq_q - next_at->i);
     ahead_queue a = {0};
     ahead_add(&a, u->k + from * u->k_row, u->k_row * word, desc->dim * word, next.hi - from);
-    if (next.lo < next.hi)
-        ahead_add(&a, u->v + from * u->v_row, u->v_row * word, desc->dim_v * word, next.hi - from);
-    if (desc->flags & FATTN_WITH_BIAS && next.lo < next.hi)
+    ahead_add(&a, u->v + from * u->v_row, u->v_row * word, desc->dim_v * word, next.hi - from);
+    if (desc->flags & FATTN_WITH_BIAS)
         ahead_add(&a, next_at->bias + next.lo * size, f->at->bias.stride_row * size, (next.hi - next.lo) * size, next_rows);
     if (load_next)
         ahead_add(&a, fattn_query_row(&f->at->q, (size_t)size, &u->seq, next_at->h, next_at->i), f->at->q.stride_row * size,

@@ -219,7 +219,9 @@ typedef struct stretch {
     bool past; /* its one group reaches past key seq_k - 1, so that its rows of K cannot be read in place */
 } stretch;
 
-enum { STRETCHES_MOST = (BLOCK_KEYS > GRAD_KEYS ? BLOCK_KEYS : GRAD_KEYS) / TILE_ROWS + 1 };
+enum { STRETCHES_MOST = (BLOCK_KEYS > GRAD_KEYS ? BLOCK_KEYS : GRAD_KEYS) / TILE_ROWS };
+
+_Static_assert(BLOCK_KEYS % TILE_ROWS == 0 && GRAD_KEYS % TILE_ROWS == 0, "steps and blocks are whole groups");
 
 /* What of the group of keys [key, key + TILE_ROWS) is to be computed; no vectors if nothing. */
 static inline stretch group_stretch(const panel_span *s, int panel_vecs, int64_t key)
@@ -236,7 +238,7 @@ static inline stretch group_stretch(const panel_span *s, int panel_vecs, int64_t
         t.vec = 0;
         end = panel_vecs;
     }
-    t.vecs = end - t.vec;
+    t.vecs = end > t.vec ? end - t.vec : 0;
     for (int j = t.vec; j < end; j++)
         t.masked |= s->vec[j].in_lo > key || s->vec[j].in_hi < key + TILE_ROWS;
     return t;
@@ -262,7 +264,7 @@ static inline int stretches_of(const panel_span *s, int panel_vecs, int64_t from
         stretch t = group_stretch(s, panel_vecs, from + g * TILE_ROWS);
         t.group = g;
         t.past = from + (g + 1) * TILE_ROWS > seq_k;
-        if (t.vecs <= 0)
+        if (t.vecs == 0)
             continue;
         if (n > 0 && stretch_goes_on(&out[n - 1], &t))
             out[n - 1].count++;
