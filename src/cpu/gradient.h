@@ -32,13 +32,6 @@ typedef struct grad_run {
     real cap_log2;
 } grad_run;
 
-/* A probability is at most 1. Where a bias is so large that it and lse, rounded each for itself, lie far from each other, this
- * keeps it so. NaN stays. */
-INLINE vec at_most_0(vec s)
-{
-    return v_if_less(v_set1(0), s, v_set1(0), s);
-}
-
 /* P^T for groups of TILE_ROWS keys and `vecs` vectors of rows. */
 INLINE void probability_groups(const int vecs, const ptrdiff_t width, const bool masked, const bool added, const grad_run *run)
 {
@@ -59,8 +52,6 @@ INLINE void probability_groups(const int vecs, const ptrdiff_t width, const bool
                 if (added)
                     s = v_add(s, v_load(plus + r * width + j * LANES));
                 s = v_add(s, v_load(run->start + j * LANES));
-                if (added)
-                    s = at_most_0(s);
                 if (masked)
                     s = v_keep(s, key, v_load(run->lo + j * LANES), v_load(run->hi + j * LANES), -INFINITY);
                 v_store(p + r * P_ROW + j * LANES, v_exp2(s));
@@ -124,7 +115,7 @@ INLINE void adjust_probabilities(const bool masked, const grad_run *run, int64_t
         s = v_mul(t, v_set1(run->cap_log2));
         if (run->added)
             s = v_add(s, v_load(run->added + r * run->width + lane));
-        s = at_most_0(v_add(s, start));
+        s = v_add(s, start);
         if (masked)
             s = v_keep(s, v_set1((real)(run->key + r)), v_load(run->lo + lane), v_load(run->hi + lane), -INFINITY);
         v_store(p, v_exp2(s));
