@@ -50,8 +50,8 @@
  *              with the scale folded into q and k: where the size of a score exceeds the type's largest number / log2(e), or an
  *              element of scale * log2(e) * q (with softcap: scale / softcap * q), of scale * k, or softcap * log2(e) leaves
  *              its normal numbers, results are NaN, or as without the term. A bias below -FLT_MAX / log2(e) counts as -inf.
- *              Where all biases of a row exceed some 1e8 in size, lse in float cannot tell its scores apart: gradients of such a
- *              row mean little, and overflow from some 1e9 on.
+ *              Where all biases of a row exceed some 1e8 in size, lse in float cannot tell its scores apart: its gradients
+ *              mean little, and overflow from some 1e9 on.
  *   Lengths    sequences of differing lengths are either packed, one behind the other without padding (cu_seqlens), or padded,
  *              with their lengths in used_q and used_k. Each sequence counts its rows and keys from 0: masks, alignment, bias
  *              and dropout know nothing of the others. Rows that belong to no sequence are neither read nor written, in any
