@@ -191,7 +191,7 @@ typedef struct fattn_desc {
     int64_t window_left;  /* FATTN_MASK_WINDOW and FATTN_MASK_DOCUMENT: >= -1; other masks: 0 */
     int64_t window_right; /* likewise */
     double scale;         /* factor on q . k before the softmax, any sign; 0 = 1/sqrt(dim) */
-    double softcap;       /* cap > 0; 0 = none */
+    double softcap;       /* cap > 0, a normal float (FATTN_F64: double); 0 = none */
     double dropout;       /* probability in [0, 1) with which an element is dropped; 0 = none. Others are divided by 1 - it */
     uint64_t seed;        /* of dropout; must be 0 without it */
     int64_t total_q;      /* rows of packed query tensors, needs cu_seqlens_q; 0 = not packed */

@@ -251,6 +251,10 @@ static fattn_status check_numbers(const fattn_desc *d)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "desc.softcap is %g, not a finite number of at least 0", d->softcap);
     if (d->dtype != FATTN_F64 && d->softcap > FLT_MAX)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "desc.softcap is %g, beyond the largest float, %g", d->softcap, FLT_MAX);
+    const double least = d->dtype == FATTN_F64 ? DBL_MIN : FLT_MIN;
+    if (d->softcap > 0 && d->softcap < least)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "desc.softcap is %g, below the smallest normal number, %g; 0 is none",
+                          d->softcap, least);
     return check_dropout(d);
 }
 

@@ -79,6 +79,7 @@ static const spoiled spoiled_descs[] = {
     {"desc.softcap is -1", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), -1},
     {"desc.softcap is nan", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), NAN},
     {"desc.softcap is inf", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), INFINITY},
+    {"desc.softcap is 1e-39, below the smallest", FATTN_ERROR_ARGUMENT, FIELD(softcap, F64), 1e-39},
     {"desc.dropout is 1", FATTN_ERROR_ARGUMENT, FIELD(dropout, F64), 1},
     {"desc.dropout is -0.5", FATTN_ERROR_ARGUMENT, FIELD(dropout, F64), -0.5},
     {"desc.dropout is nan", FATTN_ERROR_ARGUMENT, FIELD(dropout, F64), NAN},

@@ -241,7 +241,8 @@ static void narrow_strides(tensor *t, const fattn_desc *d)
 static void set_elements(scene *s, fuzz_input *in)
 {
     const fattn_desc *d = &s->desc;
-    s->numbers_wild = scene_fill(s->tensor, TENSORS, fuzz_byte(in)) || d->scale > 2 || d->scale < -2;
+    s->numbers_wild = scene_fill(s->tensor, TENSORS, fuzz_byte(in)) || d->scale > 2 || d->scale < -2 ||
+                      (d->softcap > 0 && d->softcap < 1.0 / 16);
     scene_use(s, false);
     scene_use(s, true);
     set_cumulative(&s->tensor[CU_Q], s->rooms_q);
