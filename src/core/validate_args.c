@@ -401,28 +401,34 @@ static fattn_status read_forward_only(tensors *t)
     return status != FATTN_OK ? status : fattn_region_array(&r[2], "v_scales", at->v_scales, 4, scales);
 }
 
+/* All but bias, which is only looked at once it is known to be asked for, and the outputs. */
+static fattn_launch forward_launch(const fattn_forward_args *own)
+{
+    return (fattn_launch){.q = own->q,
+                          .k = own->k,
+                          .v = own->v,
+                          .cu_q = own->cu_seqlens_q,
+                          .cu_k = own->cu_seqlens_k,
+                          .used_q = own->used_q,
+                          .used_k = own->used_k,
+                          .mask_lo = own->mask_lo,
+                          .mask_hi = own->mask_hi,
+                          .mask_stride = own->mask_stride,
+                          .document_q = own->document_q,
+                          .document_k = own->document_k,
+                          .slopes = own->slopes,
+                          .sinks = own->sinks,
+                          .page_table = own->page_table,
+                          .k_scales = own->k_scales,
+                          .v_scales = own->v_scales};
+}
+
 /* Everything that forward reads. */
 static fattn_status read_forward_inputs(const fattn_problem *problem, const fattn_forward_args *own, fattn_launch *launch,
                                         tensors *t)
 {
     const fattn_desc *d = &problem->desc;
-    *launch = (fattn_launch){.q = own->q,
-                             .k = own->k,
-                             .v = own->v,
-                             .cu_q = own->cu_seqlens_q,
-                             .cu_k = own->cu_seqlens_k,
-                             .used_q = own->used_q,
-                             .used_k = own->used_k,
-                             .mask_lo = own->mask_lo,
-                             .mask_hi = own->mask_hi,
-                             .mask_stride = own->mask_stride,
-                             .document_q = own->document_q,
-                             .document_k = own->document_k,
-                             .slopes = own->slopes,
-                             .sinks = own->sinks,
-                             .page_table = own->page_table,
-                             .k_scales = own->k_scales,
-                             .v_scales = own->v_scales};
+    *launch = forward_launch(own);
     *t = (tensors){.problem = problem, .at = launch};
     fattn_status status = check_reserved(own->reserved);
     if (status != FATTN_OK || (status = check_common(problem, launch, own->bias, own->stream)) ||

@@ -76,4 +76,21 @@ INLINE void tile_mac_ahead(const int vecs, vec *acc, const real *a, ptrdiff_t ro
     }
 }
 
+/* to = the sums of tile_mac_ahead for `groups` tiles below each other. What follows on them where scores are adjusted would
+ * take the accumulators' registers. */
+INLINE void tile_products(const int vecs, const ptrdiff_t width, real *to, ptrdiff_t to_row, const real *a, ptrdiff_t row,
+                          const real *b, int64_t n, int64_t groups, ahead_queue *ahead)
+{
+    for (int64_t g = 0; g < groups; g++, a += TILE_ROWS * row, to += TILE_ROWS * to_row) {
+        vec acc[TILE_ROWS * TILE_VECS];
+        UNROLL
+        for (int i = 0; i < TILE_ROWS * vecs; i++)
+            acc[i] = v_set1(0);
+        tile_mac_ahead(vecs, acc, a, row, b, width, n, ahead);
+        UNROLL
+        for (int i = 0; i < TILE_ROWS * vecs; i++)
+            v_store(to + i / vecs * to_row + i % vecs * LANES, acc[i]);
+    }
+}
+
 #endif

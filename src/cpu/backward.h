@@ -84,7 +84,7 @@ static gradient dq_of(const backward *w, const sequence_plan *q, int64_t range, 
     const int64_t cols = padded(&w->cols);
     if (q->in_place)
         return (gradient){fattn_query_row(&w->at->dq, sizeof(real), &q->s, h, 0), w->at->dq.stride_row};
-    return (gradient){w->partial + ((w->split ? range * w->rows_room : 0) + rows_at(q, h)) * cols, cols};
+    return (gradient){w->partial + ((w->split ? range * w->rows_room : 0) + rows_in_room(q, h)) * cols, cols};
 }
 
 /* Where range `range` adds the dq of member m of the group of head h_kv. */

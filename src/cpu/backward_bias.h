@@ -34,10 +34,11 @@ static real *bias_carve(const backward *w, carver *c)
 static void clear_empty_rows(const key_block *kb, int64_t h, int64_t index)
 {
     const backward *w = kb->call;
-    const real *nlse = w->nlse + rows_before(w, kb->q, h) + panel_start(&kb->q->panels, index);
+    const real *nlse = w->nlse + rows_in_call(w, kb->q, h) + panel_start(&kb->q->panels, index);
     for (int64_t i = 0; i < panel_vecs(&kb->q->panels, index) * LANES; i++)
-        for (int64_t r = 0; r < kb->count && row_is_empty(nlse[i]); r++)
-            kb->ds[r * P_ROW + i] = 0;
+        if (row_is_empty(nlse[i]))
+            for (int64_t r = 0; r < kb->count; r++)
+                kb->ds[r * P_ROW + i] = 0;
 }
 
 /* sum += dS of one sequence and head. */
@@ -69,9 +70,10 @@ static void bias_store(const backward *w, int64_t rows, int64_t b, int64_t h, in
     const fattn_desc *desc = &w->problem->desc;
     const size_t size = fattn_dtype_size(desc->grad_dtype);
     const int64_t first = block * GRAD_KEYS, n = min64(GRAD_KEYS, desc->seq_k - first);
-    for (int64_t r = 1; r < PANEL_WIDTH && rows == 1; r++)
-        for (int64_t j = 0; j < n; j++)
-            sum[j] += sum[r * GRAD_KEYS + j];
+    if (rows == 1)
+        for (int64_t r = 1; r < PANEL_WIDTH; r++)
+            for (int64_t j = 0; j < n; j++)
+                sum[j] += sum[r * GRAD_KEYS + j];
     for (int64_t i = 0; i < rows; i++) {
         char *row = fattn_row(&w->at->dbias, size, b, h, i);
         narrow(row + first * (int64_t)size, desc->grad_dtype, sum + i * GRAD_KEYS, n);
@@ -107,7 +109,7 @@ static void sink_run(void *arg, int32_t lane, int64_t h)
     for (int64_t b = 0; b < w->problem->desc.batch; b++) {
         const sequence_plan *q = &w->sequence[b];
         const real *lse = (const real *)w->at->lse + q->s.lse_first + h * q->s.lse_head;
-        const real *nd = w->nd + rows_before(w, q, h);
+        const real *nd = w->nd + rows_in_call(w, q, h);
         for (int64_t i = 0; i < q->s.seq_q; i++)
             if (lse[i] != -(real)INFINITY)
                 sum += exp((double)w->at->sinks[h] - (double)lse[i]) * (double)nd[i];

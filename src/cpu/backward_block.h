@@ -20,32 +20,33 @@ typedef struct key_block {
     gradient dk, dv;              /* [keys] rows that sums go to: the outputs' own, or the copies */
     real *dk_copy, *dv_copy;      /* [keys][padded dim, dim_v] */
     real *lo, *hi;                /* [width] of the panel at hand: the keys that a row keeps, from the block's first */
-    real *slope, *factor;         /* [keys][width] of the panel at hand, see gradient.h */
+    real *bend, *factor;          /* [keys][width] of the panel at hand, see gradient.h */
     real *added;                  /* [PIECE_KEYS][width], see adjust.h */
-    real *alibi, *diagonal;       /* [width] of the panel at hand, likewise */
+    real *slope, *diagonal;       /* [width] of the panel at hand, likewise */
     real *range_sum;              /* [group][rows][dim padded]: dq of ranges behind the first, where they are no units */
     int64_t ahead_key, ahead_end; /* keys that the next block will read and nobody asked for yet */
     int64_t ahead_share;          /* those that each panel asks for */
     bool odd;                     /* a NaN or an infinity among the keys and values */
 } key_block;
 
-/* The lanes of a panel of head h, for adjust.h. Returns how many are real. */
-static int64_t panel_places(const backward *w, const sequence_plan *q, int64_t index, int64_t h, place *lane)
-{
-    const int64_t first = panel_start(&q->panels, index);
-    const int64_t rows = min64(panel_start(&q->panels, index + 1), q->s.seq_q) - first;
-    for (int64_t i = 0; i < rows; i++)
-        lane[i] = place_of(w->problem, w->at, &q->s, h, first + i);
-    return rows;
-}
-
-/* Dropout's factors of keys [from, to) of the block; `to` may reach past its count. */
-static void panel_dropout(const key_block *kb, int64_t width, const place *lane, int64_t lanes, int64_t from, int64_t to)
+/* Makes ready what adjust.h adds to the scores of panel `index` of query head h, and dropout's factors of keys [from, to) of
+ * the block; in the rest of the last group P is 0 and must not meet a NaN. lane: room for the panel's places. */
+static added_run panel_adjust(const key_block *kb, int64_t h, int64_t index, int64_t from, int64_t to, place *lane)
 {
     const backward *w = kb->call;
-    const int64_t n = min64(to, kb->count) - from;
-    fill_dropout(w->problem, &kb->q->s, &w->adjust, kb->factor, width, lane, lanes, kb->first + from, n);
-    memset(kb->factor + n * width, 0, (size_t)((to - from - n) * width) * sizeof(real));
+    const sequence_plan *q = kb->q;
+    const int64_t first = panel_start(&q->panels, index), end = panel_start(&q->panels, index + 1), width = end - first;
+    const int64_t lanes = min64(end, q->s.seq_q) - first;
+    if (w->adjust.added || w->adjust.drop)
+        for (int64_t i = 0; i < lanes; i++)
+            lane[i] = place_of(w->problem, w->at, &q->s, h, first + i);
+    if (w->adjust.drop) {
+        fill_dropout(w->problem, &q->s, &w->adjust, kb->factor, width, lane, lanes, kb->first + from, to - from);
+        memset(kb->factor + (to - from) * width, 0, (size_t)((round_to(to, TILE_ROWS) - to) * width) * sizeof(real));
+    }
+    if (!w->adjust.added)
+        return (added_run){0};
+    return added_run_of(w->problem, w->at, &q->s, lane, lanes, kb->first, kb->slope, kb->diagonal);
 }
 
 /* P^T of a stretch; with bias or ALiBi a piece at a time. */
@@ -61,20 +62,7 @@ static void stretch_probabilities(const key_block *kb, const stretch *part, int 
         run.groups = min64(PIECE_KEYS / TILE_ROWS, all - g);
         fill_added(added, kb->added, run.width, part->vecs, run.key, run.groups * TILE_ROWS);
         probabilities(part->vecs, panel, part->masked, &run);
-        run.a += PIECE_KEYS * run.a_row;
-        run.p += PIECE_KEYS * P_ROW;
-        if (run.slope)
-            run.slope += PIECE_KEYS * run.width;
-        run.key += PIECE_KEYS;
-    }
-}
-
-static void panel_limits(const key_block *kb, int64_t index)
-{
-    const fattn_interval *keep = kb->call->keep + kb->q->row_first + panel_start(&kb->q->panels, index);
-    for (int64_t i = 0; i < panel_vecs(&kb->q->panels, index) * LANES; i++) {
-        kb->lo[i] = (real)clamp64(keep[i].lo - kb->first, 0, GRAD_KEYS);
-        kb->hi[i] = (real)clamp64(keep[i].hi - kb->first, 0, GRAD_KEYS);
+        run = grad_run_from(&run, PIECE_KEYS, 0);
     }
 }
 
@@ -83,11 +71,13 @@ static void clear_cells(const key_block *kb, const cells *c)
 {
     const uint32_t all = (uint32_t)((UINT64_C(1) << c->vecs) - 1);
     for (int64_t g = 0; g < ceil_div(c->keys, TILE_ROWS); g++)
-        for (int64_t v = 0; v < c->vecs && c->met[g] != all; v++)
-            for (int64_t r = g * TILE_ROWS; r < (g + 1) * TILE_ROWS && !(c->met[g] >> v & 1); r++) {
-                v_store(kb->p + r * P_ROW + v * LANES, v_set1(0));
-                v_store(kb->ds + r * P_ROW + v * LANES, v_set1(0));
+        for (uint32_t left = all & ~c->met[g]; left; left &= left - 1) {
+            const int64_t cell = g * TILE_ROWS * P_ROW + __builtin_ctz(left) * LANES;
+            for (int r = 0; r < TILE_ROWS; r++) {
+                v_store(kb->p + cell + r * P_ROW, v_set1(0));
+                v_store(kb->ds + cell + r * P_ROW, v_set1(0));
             }
+        }
 }
 
 /* What to ask for beside the tiles of panel `index`: the bias of the next panel, and some keys and values of the next block. */
@@ -111,68 +101,80 @@ static ahead_queue panel_ahead(key_block *kb, int64_t h, int64_t index, int64_t 
     return a;
 }
 
+/* Where all of panel `index` of query head h reads and writes from key `from` of the block on: for P^T, and for dS^T. */
+static void panel_runs(const key_block *kb, int64_t h, int64_t index, int64_t from, int64_t column, grad_run *scores,
+                       grad_run *values)
+{
+    const backward *w = kb->call;
+    const fattn_desc *desc = &w->problem->desc;
+    const int64_t first = panel_start(&kb->q->panels, index), cell = from * P_ROW + column * LANES;
+    const int64_t at = rows_in_room(kb->q, h) + first, number = rows_in_call(w, kb->q, h) + first;
+    *scores = (grad_run){.a = kb->k + from * kb->k_row,
+                         .a_row = kb->k_row,
+                         .b = w->qt + at * desc->dim,
+                         .width = panel_vecs(&kb->q->panels, index) * LANES,
+                         .dim = desc->dim,
+                         .key = from,
+                         .start = w->nlse + number,
+                         .lo = kb->lo,
+                         .hi = kb->hi,
+                         .p = kb->p + cell,
+                         .bend = w->adjust.cap ? kb->bend : NULL,
+                         .cap_log2 = w->adjust.cap_log2};
+    *values = *scores;
+    values->a = kb->v + from * kb->v_row;
+    values->a_row = kb->v_row;
+    values->b = w->dot + at * desc->dim_v;
+    values->dim = desc->dim_v;
+    values->start = w->nd + number;
+    values->ds = kb->ds + cell;
+    values->factor = w->adjust.drop ? kb->factor : NULL;
+}
+
+/* P^T and dS^T of a stretch. all_scores, all_values: of the panel. */
+static void stretch_gradients(const key_block *kb, const stretch *part, int panel, const added_run *added,
+                              const grad_run *all_scores, const grad_run *all_values)
+{
+    const int64_t row = part->group * TILE_ROWS, l = part->vec * LANES;
+    const added_run part_added = added_lanes(added, l);
+    grad_run scores = grad_run_from(all_scores, row, l), values = grad_run_from(all_values, row, l);
+    scores.groups = values.groups = part->count;
+    stretch_probabilities(kb, part, panel, &part_added, scores);
+    score_gradients(part->vecs, panel, part->masked, &values);
+}
+
 /* Fills the cells of panel `index` of query head h that it keeps, its first vector being number `column`. bias: dS is wanted as
  * the gradient of the bias, before softcap. */
 static void panel_gradients(key_block *kb, int64_t h, int64_t index, int64_t column, bool bias, cells *met)
 {
     const backward *w = kb->call;
-    const fattn_desc *desc = &w->problem->desc;
     const int vecs = panel_vecs(&kb->q->panels, index);
-    const int64_t width = vecs * LANES, first = panel_start(&kb->q->panels, index);
-    const int64_t at = rows_at(kb->q, h) + first, number = rows_before(w, kb->q, h) + first;
     const panel_span *keys = &w->spans[kb->q->panel_first + index];
+    const fattn_interval *keep = w->keep + kb->q->row_first + panel_start(&kb->q->panels, index);
     /* Whole groups, counted from the block's first key. */
     const int64_t from = max64(keys->all.lo - kb->first, 0) / TILE_ROWS * TILE_ROWS;
     const int64_t to = min64(keys->all.hi - kb->first, kb->count);
     if (from >= to)
         return;
     stretch parts[STRETCHES_MOST];
-    const int count = stretches_of(keys, vecs, kb->first + from, kb->first + to, INT64_MAX, parts);
-    ahead_queue ahead = panel_ahead(kb, h, index, ceil_div(to - from, TILE_ROWS));
-    bool limited = false;
     place lane[PANEL_WIDTH];
-    const int64_t lanes = w->adjust.added || w->adjust.drop ? panel_places(w, kb->q, index, h, lane) : 0;
-    added_run added = {0};
-    if (w->adjust.added)
-        added = added_run_of(w->problem, w->at, &kb->q->s, lane, lanes, kb->first, kb->alibi, kb->diagonal);
-    if (w->adjust.drop)
-        panel_dropout(kb, width, lane, lanes, from, round_to(to, TILE_ROWS));
+    grad_run scores, values;
+    const int count = stretches_of(keys, vecs, kb->first + from, kb->first + to, INT64_MAX, parts);
+    const added_run added = panel_adjust(kb, h, index, from, to, lane);
+    ahead_queue ahead = panel_ahead(kb, h, index, ceil_div(to - from, TILE_ROWS));
+    panel_runs(kb, h, index, from, column, &scores, &values);
+    scores.ahead = values.ahead = &ahead;
+    if (bias)
+        values.bend = NULL;
+    bool bounded = false;
     for (int i = 0; i < count; i++) {
         const stretch *part = &parts[i];
-        const int64_t l = part->vec * LANES, row = from + part->group * TILE_ROWS, tile = part->group * TILE_ROWS * width + l;
-        const int64_t cell = row * P_ROW + column * LANES + l;
-        grad_run scores = {.a = kb->k + row * kb->k_row,
-                           .a_row = kb->k_row,
-                           .b = w->qt + at * desc->dim + l,
-                           .width = width,
-                           .dim = desc->dim,
-                           .groups = part->count,
-                           .key = row,
-                           .start = w->nlse + number + l,
-                           .lo = kb->lo + l,
-                           .hi = kb->hi + l,
-                           .p = kb->p + cell,
-                           .ahead = &ahead,
-                           .slope = w->adjust.cap ? kb->slope + tile : NULL,
-                           .cap_log2 = w->adjust.cap_log2};
-        grad_run values = scores;
-        values.a = kb->v + row * kb->v_row;
-        values.a_row = kb->v_row;
-        values.b = w->dot + at * desc->dim_v + l;
-        values.dim = desc->dim_v;
-        values.start = w->nd + number + l;
-        values.ds = kb->ds + cell;
-        values.factor = w->adjust.drop ? kb->factor + tile : NULL;
-        if (bias)
-            values.slope = NULL;
-        if (part->masked && !limited)
-            panel_limits(kb, index);
-        limited |= part->masked;
-        const added_run part_added = added_lanes(&added, l);
-        stretch_probabilities(kb, part, vecs, &part_added, scores);
-        score_gradients(part->vecs, vecs, part->masked, &values);
+        if (part->masked && !bounded)
+            row_bounds(keep, vecs * LANES, kb->first, GRAD_KEYS, kb->lo, kb->hi);
+        bounded |= part->masked;
+        stretch_gradients(kb, part, vecs, &added, &scores, &values);
         for (int64_t g = 0; g < part->count; g++)
-            met->met[row / TILE_ROWS + g] |= ((1u << part->vecs) - 1) << (column + part->vec);
+            met->met[from / TILE_ROWS + part->group + g] |= ((1u << part->vecs) - 1) << (column + part->vec);
     }
 }
 
@@ -204,7 +206,7 @@ static void block_careful(const key_block *kb, int64_t h, const gradient *dq_hea
 {
     const backward *w = kb->call;
     const fattn_desc *desc = &w->problem->desc;
-    const int64_t base = rows_before(w, kb->q, h);
+    const int64_t base = rows_in_call(w, kb->q, h);
     for (int64_t col = 0; col < n && row0 + col < kb->q->s.seq_q; col++) {
         const fattn_interval keep = w->keep[kb->q->row_first + row0 + col];
         const real *q = query_row(&w->at->q, desc->dtype, kb->q, h, row0 + col, desc->dim, kb->wide.q);
@@ -247,7 +249,7 @@ static void block_step(key_block *kb, int64_t h, const gradient *dq, int64_t fir
     }
     clear_cells(kb, &met);
     const backward *w = kb->call;
-    const int64_t base = rows_at(q, h);
+    const int64_t base = rows_in_room(q, h);
     gradient_of_keys(&kb->dv, &met, &w->cols_v, kb->p, w->dos + base * padded(&w->cols_v), q->rows, row);
     gradient_of_keys(&kb->dk, &met, &w->cols, kb->ds, w->qs + base * padded(&w->cols), q->rows, row);
     gradient_of_queries(dq, row, &met, &w->cols, kb->ds, kb->ks);
@@ -269,9 +271,9 @@ static void block_carve(key_block *kb, const backward *w, carver *c)
     kb->lo = carve(c, PANEL_WIDTH);
     kb->hi = carve(c, PANEL_WIDTH);
     kb->added = carve(c, w->adjust.added ? PIECE_KEYS * PANEL_WIDTH : 0);
-    kb->alibi = carve(c, w->adjust.added ? PANEL_WIDTH : 0);
+    kb->slope = carve(c, w->adjust.added ? PANEL_WIDTH : 0);
     kb->diagonal = carve(c, w->adjust.added ? PANEL_WIDTH : 0);
-    kb->slope = carve(c, w->adjust.cap ? tile : 0);
+    kb->bend = carve(c, w->adjust.cap ? tile : 0);
     kb->factor = carve(c, w->adjust.drop ? tile : 0);
     const bool again = ranges_of(desc->seq_k) > 1; /* needed where ranges are no units: known only once the lengths are */
     kb->range_sum = carve(c, again ? w->problem->group * round_to(desc->seq_q, LANES) * padded(&w->cols) : 0);

@@ -28,7 +28,7 @@ typedef struct sequence_plan {
     int64_t bounds[RANGES_MOST + 1];                        /* in blocks of keys */
     int64_t panel_from[RANGES_MOST], panel_to[RANGES_MOST]; /* other panels keep none of the range's keys */
     bool in_place;                                          /* blocks add to dq itself, else to partials */
-    int64_t room_first, room_head;                          /* see rows_at */
+    int64_t room_first, room_head;                          /* see rows_in_room */
 } sequence_plan;
 
 /* What holds for the whole call. */
@@ -46,11 +46,11 @@ typedef struct backward {
     int64_t *first_prepare, *first_block, *first_reduce; /* [batch + 1]: units before each sequence */
     fattn_interval *keep; /* [rows_all] the keys that each row keeps; padding repeats the last row's */
     panel_span *spans;    /* [panels] the keys that each panel keeps */
-    /* At rows_at: of each query head */
+    /* At rows_in_room: of each query head */
     real *qt, *dot; /* panels [dim, dim_v][width]; qt times the factor of adjust.h */
     real *qs, *dos; /* strips [rows][width]; qs times scale */
     real *partial;  /* [ranges, if they are units], [rows][dim padded] */
-    /* At rows_before: */
+    /* At rows_in_call: */
     real *nlse, *nd;   /* per sequence [heads_q][rows] -lse log2(e), -D */
     uint8_t *oddities; /* per sequence [heads_q][panels], ODD_... */
     unsigned char *scratch;
@@ -63,14 +63,14 @@ enum {
     ODD_ROW = 2     /* every score of a row that keeps keys was -inf: the row counts as empty */
 };
 
-/* The first of the rows of (sequence, query head) in arrays that hold all. */
-static inline int64_t rows_before(const backward *w, const sequence_plan *q, int64_t h)
+/* The first of the rows of (sequence, query head) in arrays of the whole call. */
+static inline int64_t rows_in_call(const backward *w, const sequence_plan *q, int64_t h)
 {
     return q->row_first * w->problem->desc.heads_q + h * q->rows;
 }
 
-/* Likewise in arrays of what is packed, and of partials. */
-static inline int64_t rows_at(const sequence_plan *q, int64_t h)
+/* Likewise in what is packed and in partials, where a lane may have room for no more than the key/value head at hand. */
+static inline int64_t rows_in_room(const sequence_plan *q, int64_t h)
 {
     return q->room_first + (h - q->room_head) * q->rows;
 }
@@ -130,7 +130,7 @@ static uint8_t prepare_rows(const backward *w, const sequence_plan *q, int64_t h
                             const real *const *q_row, const real *const *dout, real *out_copy)
 {
     const fattn_desc *desc = &w->problem->desc;
-    const int64_t base = rows_before(w, q, h) + first, number = q->s.lse_first + h * q->s.lse_head + first;
+    const int64_t base = rows_in_call(w, q, h) + first, number = q->s.lse_first + h * q->s.lse_head + first;
     const real *lse = (const real *)w->at->lse + number;
     const real *dlse = desc->flags & FATTN_WITH_DLSE ? (const real *)w->at->dlse + number : NULL;
     uint8_t odd = 0;
@@ -158,8 +158,8 @@ static void prepare_panel(const backward *w, const sequence_plan *q, int64_t h, 
 {
     const fattn_desc *desc = &w->problem->desc;
     const int64_t first = panel_start(&q->panels, index), width = panel_start(&q->panels, index + 1) - first;
-    const int64_t rows = min64(width, q->s.seq_q - first), base = rows_before(w, q, h) + first;
-    const int64_t head = rows_at(q, h), at = head + first;
+    const int64_t rows = min64(width, q->s.seq_q - first), base = rows_in_call(w, q, h) + first;
+    const int64_t head = rows_in_room(q, h), at = head + first;
     const real *q_row[PANEL_WIDTH], *dout[PANEL_WIDTH];
     for (int64_t i = 0; i < rows; i++) {
         q_row[i] = query_row(&w->at->q, desc->dtype, q, h, first + i, desc->dim, wide->q + i * desc->dim);
@@ -184,7 +184,7 @@ static void prepare_part(const backward *w, const sequence_plan *q, int64_t h_kv
 {
     const int64_t blocks = ceil_div(q->panels.count, BACKWARD_PANELS), h = h_kv * w->problem->group + part / blocks;
     const int64_t first = part % blocks * BACKWARD_PANELS, end = min64(first + BACKWARD_PANELS, q->panels.count);
-    const int64_t head = rows_at(q, h);
+    const int64_t head = rows_in_room(q, h);
     carver c = {scratch, 0};
     const wide_rows wide = carve_wide(w, &c);
     for (int64_t i = first; i < end; i++)

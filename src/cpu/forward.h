@@ -259,14 +259,10 @@ static void copy_key(const forward *f, const fattn_sequence *s, int64_t h, int64
 {
     const fattn_desc *desc = &f->problem->desc;
     const fattn_launch *at = f->at;
-    const size_t size = fattn_dtype_size(desc->kv_dtype);
-    const int64_t scale = at->k_scales ? fattn_scale_index(f->problem, at, s, h, key) : 0;
-    if (f->copy_k)
-        widen(keys_of(f, s, h) + key * desc->dim, fattn_key_row(f->problem, at, &at->k, size, s, h, key), desc->kv_dtype,
-              desc->dim, at->k_scales ? (real)at->k_scales[scale] : 1);
     real *v = values_of(f, s, h) + key * f->dim_v_padded;
-    widen(v, fattn_key_row(f->problem, at, &at->v, size, s, h, key), desc->kv_dtype, desc->dim_v,
-          at->v_scales ? (real)at->v_scales[scale] : 1);
+    if (f->copy_k)
+        widen_key(f->problem, at, &at->k, at->k_scales, s, h, key, desc->dim, keys_of(f, s, h) + key * desc->dim);
+    widen_key(f->problem, at, &at->v, at->v_scales, s, h, key, desc->dim_v, v);
     for (int64_t d = desc->dim_v; d < f->dim_v_padded; d++)
         v[d] = 0;
 }

@@ -137,47 +137,6 @@ INLINE void score_groups(const int vecs, const ptrdiff_t width, const bool maske
         v_store(run->fold + j * LANES, fold[j]);
 }
 
-static void score_plain(int vecs, int panel, bool final, const score_run *run)
-{
-    if (final && run->added)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, true, true, run));
-    else if (final)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, true, false, run));
-    else if (run->added)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, false, true, run));
-    else
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, false, false, false, run));
-}
-
-static void score_masked(int vecs, int panel, bool final, const score_run *run)
-{
-    if (final && run->added)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, true, true, run));
-    else if (final)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, true, false, run));
-    else if (run->added)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, false, true, run));
-    else
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, true, false, false, run));
-}
-
-/* The products alone: softcap on them here would take the accumulators' registers. */
-INLINE void product_groups(const int vecs, const ptrdiff_t width, const score_run *run)
-{
-    const real *k = run->k;
-    real *p = run->p;
-    for (int64_t g = 0; g < run->groups; g++, k += TILE_ROWS * run->k_row, p += TILE_ROWS * width) {
-        vec acc[TILE_ROWS * TILE_VECS];
-        UNROLL
-        for (int i = 0; i < TILE_ROWS * vecs; i++)
-            acc[i] = v_set1(0);
-        tile_mac_ahead(vecs, acc, k, run->k_row, run->q, width, run->dim, run->ahead);
-        UNROLL
-        for (int i = 0; i < TILE_ROWS * vecs; i++)
-            v_store(p + i / vecs * width + i % vecs * LANES, acc[i]);
-    }
-}
-
 /* Softcap, bias and ALiBi, then what score_groups does, for one vector of rows and all keys of a piece. */
 INLINE void adjust_column(const bool masked, const bool final, const score_run *run, ptrdiff_t width, int64_t lane)
 {
@@ -201,10 +160,12 @@ INLINE void adjust_column(const bool masked, const bool final, const score_run *
     v_store(run->fold + lane, fold);
 }
 
+/* A run with softcap. */
 static void score_adjusted(int vecs, int panel, bool masked, bool final, const score_run *run)
 {
     const ptrdiff_t width = panel * LANES;
-    WITH_TILE(vecs, panel, product_groups(VECS, WIDTH, run));
+    WITH_TILE(vecs, panel,
+              tile_products(VECS, WIDTH, run->p, WIDTH, run->k, run->k_row, run->q, run->dim, run->groups, run->ahead));
     for (int64_t lane = 0; lane < vecs * LANES; lane += LANES) {
         if (masked && final)
             adjust_column(true, true, run, width, lane);
@@ -215,6 +176,30 @@ static void score_adjusted(int vecs, int panel, bool masked, bool final, const s
         else
             adjust_column(false, false, run, width, lane);
     }
+}
+
+/* A run without. */
+INLINE void score_plain(const bool masked, const bool final, int vecs, int panel, const score_run *run)
+{
+    if (run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, final, true, run));
+    else
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, final, false, run));
+}
+
+/* S^T or P^T of a run of groups, for `vecs` vectors of rows of a panel of `panel`. */
+static void score_tiles(int vecs, int panel, bool masked, bool final, const score_run *run)
+{
+    if (run->cap)
+        score_adjusted(vecs, panel, masked, final, run);
+    else if (masked && final)
+        score_plain(true, true, vecs, panel, run);
+    else if (masked)
+        score_plain(true, false, vecs, panel, run);
+    else if (final)
+        score_plain(false, true, vecs, panel, run);
+    else
+        score_plain(false, false, vecs, panel, run);
 }
 
 /* Scores of a stretch that are more than products, a piece at a time. */
@@ -228,26 +213,10 @@ static void score_pieces(const forward_unit *u, int vecs, int panel, bool masked
             fill_added(added, u->added, panel * LANES, vecs, run->key, run->groups * TILE_ROWS);
             run->added = u->added;
         }
-        if (run->cap)
-            score_adjusted(vecs, panel, masked, final, run);
-        else if (masked)
-            score_masked(vecs, panel, final, run);
-        else
-            score_plain(vecs, panel, final, run);
+        score_tiles(vecs, panel, masked, final, run);
         run->k += PIECE_KEYS * run->k_row;
         run->p += PIECE_KEYS * panel * LANES;
         run->key += PIECE_KEYS;
-    }
-}
-
-/* The intervals of a panel's rows among keys [from, to), relative to `from`, as numbers that the tile can compare with; the
- * last group may reach past them. */
-static void panel_bounds(const forward_unit *u, const forward_panel *panel, int64_t from, int64_t to)
-{
-    for (int64_t i = 0; i < panel->width; i++) {
-        const fattn_interval keep = u->keep[panel->first + i];
-        u->lo[i] = (real)clamp64(keep.lo - from, 0, to - from);
-        u->hi[i] = (real)clamp64(keep.hi - from, 0, to - from);
     }
 }
 
@@ -297,15 +266,13 @@ static void panel_scores(const forward_unit *u, const forward_panel *panel, key_
                          .cap = f->adjust.cap,
                          .cap_log2 = f->adjust.cap_log2};
         if (part->masked && !bounded)
-            panel_bounds(u, panel, t->from, t->to);
+            row_bounds(u->keep + panel->first, panel->width, t->from, t->to - t->from, u->lo, u->hi);
         bounded |= part->masked;
         const added_run part_added = added_lanes(&added, lane);
         if (f->adjust.scores)
             score_pieces(u, part->vecs, panel->vecs, part->masked, final, &part_added, &run);
-        else if (part->masked)
-            score_masked(part->vecs, panel->vecs, final, &run);
         else
-            score_plain(part->vecs, panel->vecs, final, &run);
+            score_tiles(part->vecs, panel->vecs, part->masked, final, &run);
     }
 }
 
@@ -328,7 +295,9 @@ static void panel_rebase(const forward_unit *u, forward_panel *panel, key_step *
         for (int i = 0; i < t->count; i++) {
             const stretch *part = &t->stretch[i];
             real *p = u->p + part->group * TILE_ROWS * width + lane;
-            for (int64_t r = 0; r < part->count * TILE_ROWS && j >= part->vec && j < part->vec + part->vecs; r++, p += width) {
+            if (j < part->vec || j >= part->vec + part->vecs)
+                continue;
+            for (int64_t r = 0; r < part->count * TILE_ROWS; r++, p += width) {
                 const vec e = v_exp2(v_add(v_load(p), shift));
                 v_store(p, e);
                 sum = v_add(sum, e);
@@ -338,7 +307,9 @@ static void panel_rebase(const forward_unit *u, forward_panel *panel, key_step *
         const vec root = v_exp2(v_mul(v_add(v_load(before + lane), shift), v_set1((real)0.5)));
         v_store(l + lane, v_fma(v_mul(v_load(l + lane), root), root, sum));
         v_store(nref + lane, shift);
-        for (int64_t d = 0; d < u->call->dim_v_padded && t->from > panel->keys.all.lo; d++)
+        if (t->from == panel->keys.all.lo) /* O is still 0 */
+            continue;
+        for (int64_t d = 0; d < u->call->dim_v_padded; d++)
             v_store(o + d * width + lane, v_mul(v_mul(v_load(o + d * width + lane), root), root));
     }
     panel->pending = false;

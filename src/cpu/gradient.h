@@ -28,9 +28,29 @@ typedef struct grad_run {
     const real *added;           /* [groups * TILE_ROWS][width]: bias and ALiBi; or NULL */
     ahead_queue *ahead;
     const real *factor; /* [groups * TILE_ROWS][width], or NULL: what dropout multiplies with */
-    real *slope;        /* likewise, 1 - tanh^2 of softcap: written with P, read with dS */
+    real *bend;         /* likewise, 1 - tanh^2 of softcap: written with P, read with dS */
     real cap_log2;
 } grad_run;
+
+/* The same from row `row` of keys, whole groups, and lane `lane` on. */
+static inline grad_run grad_run_from(const grad_run *all, int64_t row, int64_t lane)
+{
+    grad_run run = *all;
+    run.a += row * run.a_row;
+    run.b += lane;
+    run.key += row;
+    run.start += lane;
+    run.lo += lane;
+    run.hi += lane;
+    run.p += row * P_ROW + lane;
+    if (run.ds)
+        run.ds += row * P_ROW + lane;
+    if (run.factor)
+        run.factor += row * run.width + lane;
+    if (run.bend)
+        run.bend += row * run.width + lane;
+    return run;
+}
 
 /* P^T for groups of TILE_ROWS keys and `vecs` vectors of rows. */
 INLINE void probability_groups(const int vecs, const ptrdiff_t width, const bool masked, const bool added, const grad_run *run)
@@ -87,22 +107,6 @@ INLINE void score_gradient_groups(const int vecs, const ptrdiff_t width, const b
     }
 }
 
-/* The products alone, into `to`. What follows on them where they are adjusted would take the accumulators' registers. */
-INLINE void plain_products(const int vecs, const ptrdiff_t width, const grad_run *run, real *to)
-{
-    const real *a = run->a;
-    for (int64_t g = 0; g < run->groups; g++, a += TILE_ROWS * run->a_row, to += TILE_ROWS * P_ROW) {
-        vec acc[TILE_ROWS * TILE_VECS];
-        UNROLL
-        for (int i = 0; i < TILE_ROWS * vecs; i++)
-            acc[i] = v_set1(0);
-        tile_mac_ahead(vecs, acc, a, run->a_row, run->b, width, run->dim, run->ahead);
-        UNROLL
-        for (int i = 0; i < TILE_ROWS * vecs; i++)
-            v_store(to + i / vecs * P_ROW + i % vecs * LANES, acc[i]);
-    }
-}
-
 /* P^T of products that softcap changes, for one vector of rows. */
 INLINE void adjust_probabilities(const bool masked, const grad_run *run, int64_t lane)
 {
@@ -111,7 +115,7 @@ INLINE void adjust_probabilities(const bool masked, const grad_run *run, int64_t
         real *p = run->p + r * P_ROW + lane;
         vec s = v_load(p);
         const vec t = v_tanh(s);
-        v_store(run->slope + r * run->width + lane, v_sub(v_set1(1), v_mul(t, t)));
+        v_store(run->bend + r * run->width + lane, v_sub(v_set1(1), v_mul(t, t)));
         s = v_mul(t, v_set1(run->cap_log2));
         if (run->added)
             s = v_add(s, v_load(run->added + r * run->width + lane));
@@ -136,8 +140,8 @@ INLINE void adjust_gradients(const bool masked, const grad_run *run, int64_t lan
             v_store(at, v_mul(p, factor));
         }
         s = v_mul(p, v_add(s, start));
-        if (run->slope)
-            s = v_mul(s, v_load(run->slope + r * run->width + lane));
+        if (run->bend)
+            s = v_mul(s, v_load(run->bend + r * run->width + lane));
         if (masked)
             s = v_keep(s, v_set1((real)(run->key + r)), v_load(run->lo + lane), v_load(run->hi + lane), 0);
         v_store(ds, s);
@@ -147,7 +151,7 @@ INLINE void adjust_gradients(const bool masked, const grad_run *run, int64_t lan
 /* P^T of a run of groups, for `vecs` vectors of rows of a panel of `panel`. */
 static void probabilities(int vecs, int panel, bool masked, const grad_run *run)
 {
-    if (!run->slope) {
+    if (!run->bend) {
         if (masked && run->added)
             WITH_TILE(vecs, panel, probability_groups(VECS, WIDTH, true, true, run));
         else if (masked)
@@ -158,7 +162,8 @@ static void probabilities(int vecs, int panel, bool masked, const grad_run *run)
             WITH_TILE(vecs, panel, probability_groups(VECS, WIDTH, false, false, run));
         return;
     }
-    WITH_TILE(vecs, panel, plain_products(VECS, WIDTH, run, run->p));
+    WITH_TILE(vecs, panel,
+              tile_products(VECS, WIDTH, run->p, P_ROW, run->a, run->a_row, run->b, run->dim, run->groups, run->ahead));
     for (int64_t lane = 0; lane < vecs * LANES; lane += LANES)
         if (masked)
             adjust_probabilities(true, run, lane);
@@ -169,14 +174,15 @@ static void probabilities(int vecs, int panel, bool masked, const grad_run *run)
 /* dS^T, once P^T is there. */
 static void score_gradients(int vecs, int panel, bool masked, const grad_run *run)
 {
-    if (!run->factor && !run->slope) {
+    if (!run->factor && !run->bend) {
         if (masked)
             WITH_TILE(vecs, panel, score_gradient_groups(VECS, WIDTH, true, run));
         else
             WITH_TILE(vecs, panel, score_gradient_groups(VECS, WIDTH, false, run));
         return;
     }
-    WITH_TILE(vecs, panel, plain_products(VECS, WIDTH, run, run->ds));
+    WITH_TILE(vecs, panel,
+              tile_products(VECS, WIDTH, run->ds, P_ROW, run->a, run->a_row, run->b, run->dim, run->groups, run->ahead));
     for (int64_t lane = 0; lane < vecs * LANES; lane += LANES)
         if (masked)
             adjust_gradients(true, run, lane);

@@ -1,5 +1,5 @@
 /*
- * The end of a row: sinks, lse, and the way out for rows that tiles cannot treat exactly.
+ * One row: a key widened, the end of a softmax with sinks and lse, and the way out for rows that tiles cannot treat exactly.
  */
 #ifndef FATTN_CPU_ROW_H
 #define FATTN_CPU_ROW_H
@@ -27,15 +27,21 @@ static row_end end_row(const fattn_problem *problem, const fattn_launch *at, int
     return (row_end){small / total, REAL_LOG(total) + sink};
 }
 
+/* Key `key` of key/value head h, of K or V, as `dim` numbers of this file's type. scales: of bytes. */
+static void widen_key(const fattn_problem *problem, const fattn_launch *at, const fattn_view *view, const float *scales,
+                      const fattn_sequence *s, int64_t h, int64_t key, int64_t dim, real *to)
+{
+    const int32_t dtype = problem->desc.kv_dtype;
+    const real factor = scales ? (real)scales[fattn_scale_index(problem, at, s, h, key)] : 1;
+    widen(to, fattn_key_row(problem, at, view, fattn_dtype_size(dtype), s, h, key), dtype, dim, factor);
+}
+
 /* The score of a row with one key, in log2 units. q: [dim]; k: room for the key. */
 static double score_alone(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, const place *lane,
                           int64_t key, const real *q, real *k)
 {
     const fattn_desc *desc = &problem->desc;
-    const int64_t h_kv = lane->h / problem->group;
-    const int64_t scale = at->k_scales ? fattn_scale_index(problem, at, s, h_kv, key) : 0;
-    widen(k, fattn_key_row(problem, at, &at->k, fattn_dtype_size(desc->kv_dtype), s, h_kv, key), desc->kv_dtype, desc->dim,
-          at->k_scales ? (real)at->k_scales[scale] : 1);
+    widen_key(problem, at, &at->k, at->k_scales, s, lane->h / problem->group, key, desc->dim, k);
     double x = 0;
     for (int64_t d = 0; d < desc->dim; d++)
         x += (double)q[d] * (double)k[d];
@@ -49,7 +55,6 @@ static void row_alone(const fattn_problem *problem, const fattn_launch *at, cons
                       real *out)
 {
     const fattn_desc *desc = &problem->desc;
-    const size_t size = fattn_dtype_size(desc->kv_dtype);
     const fattn_dropout dropout = fattn_dropout_of(desc);
     const fattn_interval keep = fattn_mask_row(&s->mask, lane->i);
     const int64_t h_kv = lane->h / problem->group, list = s->b * desc->heads_q + lane->h;
@@ -59,9 +64,7 @@ static void row_alone(const fattn_problem *problem, const fattn_launch *at, cons
     for (int64_t key = keep.lo; key < keep.hi; key++)
         r = fmax(r, score_alone(problem, at, s, lane, key, q, k));
     for (int64_t key = keep.lo; key < keep.hi; key++) {
-        const int64_t scale = at->v_scales ? fattn_scale_index(problem, at, s, h_kv, key) : 0;
-        widen(v, fattn_key_row(problem, at, &at->v, size, s, h_kv, key), desc->kv_dtype, desc->dim_v,
-              at->v_scales ? (real)at->v_scales[scale] : 1);
+        widen_key(problem, at, &at->v, at->v_scales, s, h_kv, key, desc->dim_v, v);
         const double p = exp2(score_alone(problem, at, s, lane, key, q, k) - r);
         const bool kept = desc->dropout == 0 || fattn_dropout_keeps(&dropout, list, lane->i, key);
         const double weight = p * (kept ? 1 / (1 - desc->dropout) : 0);

@@ -210,6 +210,16 @@ static inline panel_span panel_span_of(const fattn_interval *keep, int vecs)
     return s;
 }
 
+/* The intervals of rows among the n keys from `from` on, counted from it, as numbers that tiles can compare with; a last
+ * group of keys may reach past them. */
+static inline void row_bounds(const fattn_interval *keep, int64_t rows, int64_t from, int64_t n, real *lo, real *hi)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        lo[i] = (real)clamp64(keep[i].lo - from, 0, n);
+        hi[i] = (real)clamp64(keep[i].hi - from, 0, n);
+    }
+}
+
 /* A stretch of keys, in groups of TILE_ROWS, that the same vectors of a panel keep some of: what is computed as one. Other
  * vectors keep none of it. */
 typedef struct stretch {
