@@ -3,6 +3,7 @@
 #define FATTN_CPU_COMPILER_H
 
 #define INLINE static inline __attribute__((always_inline))
+#define APART  static __attribute__((noinline))
 #if defined(__clang__)
 #define UNROLL   _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")

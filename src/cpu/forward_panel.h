@@ -179,12 +179,27 @@ static void score_adjusted(int vecs, int panel, bool masked, bool final, const s
 }
 
 /* A run without. */
-INLINE void score_plain(const bool masked, const bool final, int vecs, int panel, const score_run *run)
+INLINE void score_plain(const bool masked, int vecs, int panel, bool final, const score_run *run)
 {
-    if (run->added)
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, final, true, run));
+    if (final && run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, true, true, run));
+    else if (final)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, true, false, run));
+    else if (run->added)
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, false, true, run));
     else
-        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, final, false, run));
+        WITH_TILE(vecs, panel, score_groups(VECS, WIDTH, masked, false, false, run));
+}
+
+/* Two functions: in one, GCC 12 runs out of AVX2's registers, and forward takes a third longer. */
+APART void score_unmasked(int vecs, int panel, bool final, const score_run *run)
+{
+    score_plain(false, vecs, panel, final, run);
+}
+
+APART void score_masked(int vecs, int panel, bool final, const score_run *run)
+{
+    score_plain(true, vecs, panel, final, run);
 }
 
 /* S^T or P^T of a run of groups, for `vecs` vectors of rows of a panel of `panel`. */
@@ -192,14 +207,10 @@ static void score_tiles(int vecs, int panel, bool masked, bool final, const scor
 {
     if (run->cap)
         score_adjusted(vecs, panel, masked, final, run);
-    else if (masked && final)
-        score_plain(true, true, vecs, panel, run);
     else if (masked)
-        score_plain(true, false, vecs, panel, run);
-    else if (final)
-        score_plain(false, true, vecs, panel, run);
+        score_masked(vecs, panel, final, run);
     else
-        score_plain(false, false, vecs, panel, run);
+        score_unmasked(vecs, panel, final, run);
 }
 
 /* Scores of a stretch that are more than products, a piece at a time. */
