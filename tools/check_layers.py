@@ -18,13 +18,14 @@ ALLOWED = {
     "src/ref": ["include", "src/core"],
     "src/composed": ["include", "src/core"],
     "src/cpu": ["include", "src/core"],
-    "src/cuda": ["include", "src/core"],
-    "harness": ["include"],
+    "src/cuda": ["include", "src/core", "gpu"],
+    "gpu": [],
+    "harness": ["include", "gpu"],
     "train": ["include"],
-    "cli": ["include", "harness", "train"],
-    "bench": ["include", "harness", "train"],
+    "cli": ["include", "harness", "train", "gpu"],
+    "bench": ["include", "harness", "train", "gpu"],
     "python": ["include"],
-    "tests": ["include", "harness", "train", "cli"],
+    "tests": ["include", "harness", "train", "cli", "gpu"],
 }
 SEARCHED = ["include", "src", ".", "harness", "train", "cli"]
 PUBLIC_HEADER_MAY_INCLUDE = {"stddef.h", "stdint.h"}
