@@ -45,7 +45,8 @@
  *   No keys    a query row that keeps no key (or whose every score is -inf) gives out 0, lse -inf (the sink, if there is one),
  *              and zero gradients; where every score is -inf and there is a sink, gradients are so only if the row's keys and
  *              values are finite.
- *   Types      inputs of 16 or 8 bits are widened, all arithmetic is done in float or wider, and each result is rounded once.
+ *   Types      inputs of 16 or 8 bits are widened, all arithmetic is done in float or wider, and each result is rounded once;
+ *              but for kernels of a GPU's tensor cores, see fattn_kernel_info.rounds.
  *   Range      subnormal numbers may count as 0. The kernels cpu_... compute in float (double for FATTN_F64), in log2 units and
  *              with the scale folded into q and k: where the size of a score exceeds the type's largest number / log2(e), or an
  *              element of scale * log2(e) * q (with softcap: scale / softcap * q), of scale * k, or softcap * log2(e) leaves
@@ -119,7 +120,7 @@ typedef enum fattn_status {
     FATTN_ERROR_UNSUPPORTED = -2, /* makes sense, but neither this version nor the forced kernel can do it */
     FATTN_ERROR_WORKSPACE = -3,   /* the workspace is missing or too small */
     FATTN_ERROR_MEMORY = -4,      /* the system had no memory (only when a context is made) */
-    FATTN_ERROR_SYSTEM = -5       /* the system refused something else; no call returns it yet */
+    FATTN_ERROR_SYSTEM = -5       /* the system refused something else: a GPU's driver; the message has the driver's words */
 } fattn_status;
 
 /* The name of a status, "FATTN_ERROR_ARGUMENT"; "unknown status" for a number that is none. Never NULL. */
@@ -256,11 +257,26 @@ typedef struct fattn_context_options {
     const char *kernel;              /* force kernels by name, see fattn_kernel_query; NULL = what FATTN_KERNEL says in the
                                         environment when the context is made, else automatic; "" = automatic. A name
                                         that this build does not have is an error */
+    int32_t device;                  /* fattn_device: where tensors lie and kernels run */
+    int32_t device_index;            /* FATTN_DEVICE_CUDA: which GPU, as the driver counts them; else 0 */
 } fattn_context_options;
+
+/* With FATTN_DEVICE_CUDA every pointer of a call's arguments, but for struct pointers and lists of tensors (bias, dbias, outs,
+ * lses, douts, dlses: the caller's own, read before the call returns, and what stands in them points to the GPU's memory), is
+ * one to memory that the GPU reaches, of its primary context, which is the runtime's, cuBLAS's and PyTorch's. Calls launch
+ * kernels on args.stream (a CUstream or cudaStream_t; NULL is the default stream) and return; they neither allocate nor wait,
+ * so a graph may capture them. Errors of the GPU itself show where the caller waits. What lists of lengths, pages and documents
+ * hold is not looked at beforehand: there wrong numbers are undefined behaviour. */
+typedef enum fattn_device {
+    FATTN_DEVICE_CPU = 0,
+    FATTN_DEVICE_CUDA = 1 /* NVIDIA GPUs of compute capability 8.0 or later */
+} fattn_device;
 
 typedef struct fattn_context fattn_context;
 
-/* Makes a context. options may be NULL: every default. On error, FATTN_ERROR_ARGUMENT or FATTN_ERROR_MEMORY, *context is NULL.
+/* Makes a context. options may be NULL: every default. On error *context is NULL: FATTN_ERROR_ARGUMENT, FATTN_ERROR_MEMORY,
+ * FATTN_ERROR_UNSUPPORTED (a device that this build has no kernels for), FATTN_ERROR_SYSTEM (a GPU that is not there or
+ * refuses).
  */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_context_create(const fattn_context_options *options, fattn_context **context);
 
@@ -273,14 +289,22 @@ FATTN_API void fattn_context_destroy(fattn_context *context);
 #define FATTN_CPU_F16C        0x4u
 #define FATTN_CPU_AVX512_BF16 0x8u
 #define FATTN_CPU_AMX_BF16    0x10u
+/* Likewise of GPUs. */
+#define FATTN_CUDA_SM80   0x10000u /* compute capability 8.0 or later */
+#define FATTN_CUDA_SM90   0x20000u /* 9.0, with wgmma and TMA */
+#define FATTN_CUDA_SHARED 0x40000u /* 163 KiB of shared memory for a block: 8.0, 9.0, 10.0 */
 
 typedef struct fattn_context_info {
     uint32_t struct_size;  /* in: sizeof(fattn_context_info) */
     int32_t threads;       /* the most threads that a call uses, the caller's included */
-    uint32_t cpu_features; /* FATTN_CPU_... bits that this machine has and the system lets programs use */
+    uint32_t cpu_features; /* FATTN_CPU_... bits that this machine has and the system lets programs use; of a GPU,
+                              FATTN_CUDA_... bits */
     int32_t builtin_pool;  /* 1 if the built-in pool runs the work, 0 if the caller's parallel_for does */
     const char *kernel;    /* the forced kernels, or NULL; valid as long as the context */
     const char *build;     /* compiler and options of the library, one line */
+    int32_t device;        /* fattn_device */
+    int32_t device_index;
+    const char *device_name; /* "NVIDIA H200"; NULL for the CPU; valid as long as the context */
 } fattn_context_info;
 
 /* What a context found and was told. Fills as much of *info as info->struct_size covers. */
@@ -294,8 +318,11 @@ typedef struct fattn_kernel_info {
     const char *name;     /* "cpu_avx2_forward_f32"; static */
     const char *refusal;  /* why it cannot, should not, or was not asked to run here, "needs AVX2 and FMA"; else NULL; static */
     int32_t can_run;      /* 1 if forcing it would work */
-    uint32_t needs;       /* FATTN_CPU_... bits */
+    uint32_t needs;       /* FATTN_CPU_... or FATTN_CUDA_... bits */
     uint64_t workspace;   /* bytes it needs for this problem, if can_run */
+    int32_t device;       /* fattn_device: where it runs */
+    int32_t rounds;       /* fattn_dtype that it rounds probabilities and their gradients to before it multiplies with them, as
+                             tensor cores do; 0: it computes in float or wider throughout */
 } fattn_kernel_info;
 
 /* Describes kernel number `index` (from 0, in the order of preference) of operation `op` for a problem: its name, whether
@@ -338,7 +365,7 @@ typedef struct fattn_forward_args {
                                                    sequences too have their own batch entry each */
     const float *slopes;                        /* [heads_q] */
     const float *sinks;                         /* [heads_q] */
-    void *stream;                               /* GPU; must be NULL */
+    void *stream;                               /* CUstream; NULL on the CPU */
     int64_t mask_stride;                        /* elements of mask_lo from one sequence to the next; 0 = the same for all */
     const int32_t *document_q, *document_k;     /* [batch, seq_q], [batch, seq_k]; packed: [total_q], [total_k] */
     const int32_t *page_table;                  /* [batch, ceil(seq_k / page_size)]: key j of sequence b is row j % page_size
@@ -399,7 +426,8 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_backward(const fattn_context *cont
  * in double, so that the result has the error of a single pass if the partials were written as float (out_dtype). A partial
  * whose lse is -inf adds nothing, whatever its out holds; one whose lse is +inf is the result, and two such make it NaN.
  * Sinks belong to one of the partials only. Of desc, only dtype, out_dtype, batch, heads_q, seq_q, dim_v and total_q count, but
- * the rest must be valid too; total_q > 0: packed, lse [heads_q, total_q]; all rows are merged. */
+ * the rest must be valid too; total_q > 0: packed, lse [heads_q, total_q]; all rows are merged. A GPU joins at most 96
+ * partials, whose places travel with the launch: more are FATTN_ERROR_UNSUPPORTED. */
 typedef struct fattn_merge_args {
     uint32_t struct_size;    /* sizeof(fattn_merge_args) */
     int32_t count;           /* >= 1 */
@@ -407,6 +435,7 @@ typedef struct fattn_merge_args {
     const void *const *lses; /* [count] arrays like lse */
     fattn_view out;          /* of out_dtype; written, may be one of outs if it has its type */
     void *lse;               /* written, may be one of lses; NULL = not wanted */
+    void *stream;            /* CUstream; NULL on the CPU */
 } fattn_merge_args;
 
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_merge(const fattn_context *context, const fattn_desc *desc,
@@ -416,7 +445,8 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_merge(const fattn_context *context
  *
  *     dout_p = w_p dout      dlse_p = w_p (dout . (out_p - out) + dlse)
  *
- * and zeros where lse_p is -inf. What comes out is what fattn_backward takes for each part. */
+ * and zeros where lse_p is -inf. What comes out is what fattn_backward takes for each part. Any number of parts, on a GPU too.
+ */
 typedef struct fattn_merge_backward_args {
     uint32_t struct_size;    /* sizeof(fattn_merge_backward_args) */
     int32_t count;           /* >= 1 */
@@ -428,6 +458,7 @@ typedef struct fattn_merge_backward_args {
     const void *dlse;        /* like lse: gradient with respect to lse; NULL = 0 */
     const fattn_view *douts; /* [count], written, like outs */
     void *const *dlses;      /* [count], written, like lses */
+    void *stream;            /* CUstream; NULL on the CPU */
 } fattn_merge_backward_args;
 
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_merge_backward(const fattn_context *context, const fattn_desc *desc,
@@ -454,10 +485,12 @@ typedef struct fattn_cache_args {
     const float *rotary_cos, *rotary_sin; /* [rotary_rows, rotary_dim / 2]; NULL = no turning, and the rest is 0 */
     int64_t rotary_dim;                   /* even, at most dim: the first elements of a head that turn */
     int64_t rotary_rows;                  /* positions that the tables have */
+    void *stream;                         /* CUstream; NULL on the CPU */
 } fattn_cache_args;
 
 /* Errors: FATTN_ERROR_ARGUMENT, among others if a new row does not fit in the cache, its page or the tables. All is checked
- * before anything is written, but for one thing: pages that new rows go to must belong to one sequence only. */
+ * before anything is written, but for one thing: pages that new rows go to must belong to one sequence only. On a GPU what
+ * used_k, used_q and page_table hold is not looked at either, so that the caller answers for new rows that do not fit. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_cache_append(const fattn_context *context, const fattn_desc *desc,
                                                            const fattn_cache_args *args);
 
@@ -465,8 +498,9 @@ FATTN_API FATTN_MUST_CHECK fattn_status fattn_cache_append(const fattn_context *
 
 /* What forward computes on its way for row `row` of head `head` of sequence `batch`, in double: scores[j] before the softmax,
  * -inf where the mask drops the key, and probabilities[j] before dropout, for j < seq_k (beyond the sequence's keys -inf and
- * 0). Either may be NULL. args is what fattn_forward takes; out, lse and the workspace are not looked at. Slow: for debugging,
- * tests and explanations. Errors: FATTN_ERROR_ARGUMENT. */
+ * 0). Either may be NULL. args is what fattn_forward takes; out, lse and the workspace are not looked at. On a GPU scores and
+ * probabilities too are memory that it reaches, written on args.stream when its turn comes. Slow: for debugging, tests and
+ * explanations. Errors: FATTN_ERROR_ARGUMENT. */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_scores(const fattn_context *context, const fattn_desc *desc,
                                                      const fattn_forward_args *args, int64_t batch, int64_t head, int64_t row,
                                                      double *scores, double *probabilities);

@@ -145,16 +145,18 @@ static work plan(const fattn_problem *p, const fattn_launch *launch, fattn_op op
     return w;
 }
 
-static void forward(const fattn_problem *problem, const fattn_launch *launch)
+static fattn_status forward(const fattn_problem *problem, const fattn_launch *launch)
 {
     const work w = plan(problem, launch, FATTN_OP_FORWARD);
     composed_forward(&w);
+    return FATTN_OK;
 }
 
-static void backward(const fattn_problem *problem, const fattn_launch *launch)
+static fattn_status backward(const fattn_problem *problem, const fattn_launch *launch)
 {
     const work w = plan(problem, launch, FATTN_OP_BACKWARD);
     composed_backward(&w);
+    return FATTN_OK;
 }
 
 extern const fattn_kernel_table fattn_composed;

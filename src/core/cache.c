@@ -2,34 +2,18 @@
  * Appending to a cache of keys and values: positions are turned (RoPE), rows are narrowed or quantised, and go to where forward
  * reads them. Arithmetic is in double, whatever the types, and each result is rounded once.
  */
-#include <float.h>
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
+#include "core/cache.h"
+#include "core/context.h"
 #include "core/error.h"
 #include "core/pool.h"
 #include "core/regions.h"
 #include "core/sequence.h"
 #include "core/validate.h"
 
-enum {
-    UNIT_ELEMENTS = 1 << 14, /* that a unit moves: some microseconds, so that handing it out costs little beside it */
-    BYTE_MOST = 127
-};
-
-typedef struct append {
-    fattn_problem problem;
-    fattn_launch at; /* what says where a row of the cache lies */
-    fattn_cache_args args;
-    int64_t block; /* new rows of a unit */
-} append;
-
-/* New rows of sequence b. */
-static int64_t new_rows(const append *a, int64_t b)
-{
-    return a->args.used_q ? a->args.used_q[b] : a->problem.desc.seq_q;
-}
+enum { UNIT_ELEMENTS = 1 << 14 }; /* that a unit moves: some microseconds, so that handing it out costs little beside it */
 
 /* -------------------------------------------------------------------------------------------------------------- checks */
 
@@ -42,7 +26,7 @@ static fattn_status check_given(const char *name, bool given, bool wanted, const
     return FATTN_OK;
 }
 
-static fattn_status check_rotary(const append *a)
+static fattn_status check_rotary(const fattn_appending *a)
 {
     const fattn_cache_args *args = &a->args;
     const fattn_status status = check_given("rotary_sin", args->rotary_sin, args->rotary_cos, "args.rotary_cos");
@@ -66,7 +50,7 @@ static fattn_status check_rotary(const append *a)
     return FATTN_OK;
 }
 
-static fattn_status check_presence(const append *a)
+static fattn_status check_presence(const fattn_appending *a)
 {
     const fattn_desc *d = &a->problem.desc;
     const fattn_cache_args *args = &a->args;
@@ -87,7 +71,7 @@ static fattn_status check_presence(const append *a)
 
 enum { INPUTS = 7, OUTPUTS = 5 };
 
-static fattn_status read_arrays(const append *a, fattn_region input[INPUTS], fattn_region output[OUTPUTS])
+static fattn_status read_arrays(const fattn_appending *a, fattn_region input[INPUTS], fattn_region output[OUTPUTS])
 {
     const fattn_desc *d = &a->problem.desc;
     const fattn_cache_args *args = &a->args;
@@ -113,7 +97,7 @@ static fattn_status read_arrays(const append *a, fattn_region input[INPUTS], fat
 }
 
 /* Everything lies within the address space, and what is written apart from all else. */
-static fattn_status check_regions(const append *a)
+static fattn_status check_regions(const fattn_appending *a)
 {
     const fattn_desc *d = &a->problem.desc;
     const fattn_cache_args *args = &a->args;
@@ -136,10 +120,10 @@ static fattn_status check_regions(const append *a)
 }
 
 /* The new rows of sequence b fit: in the tensors, the cache, the tables and the pages. */
-static fattn_status check_sequence(const append *a, int64_t b)
+static fattn_status check_sequence(const fattn_appending *a, int64_t b)
 {
     const fattn_desc *d = &a->problem.desc;
-    const int64_t from = a->args.used_k[b], rows = new_rows(a, b), to = from + rows;
+    const int64_t from = a->args.used_k[b], rows = fattn_appending_rows(a, b), to = from + rows;
     if (rows < 0 || rows > d->seq_q)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "args.used_q[%" PRId64 "] is %" PRId64 ", outside 0 .. desc.seq_q, %" PRId64, b,
                           rows, d->seq_q);
@@ -158,11 +142,15 @@ static fattn_status check_sequence(const append *a, int64_t b)
     return d->page_size > 0 ? fattn_pages_check(d, a->args.page_table, b, from, to) : FATTN_OK;
 }
 
-static fattn_status check(const append *a)
+static fattn_status check(const fattn_appending *a)
 {
-    fattn_status status = check_presence(a);
+    fattn_status status = fattn_stream_check(&a->problem, a->args.stream);
+    if (status == FATTN_OK)
+        status = check_presence(a);
     if (status == FATTN_OK)
         status = check_regions(a); /* before any array is read: it may be misaligned */
+    if (a->problem.device != FATTN_DEVICE_CPU)
+        return status; /* the lists lie in the device's memory */
     for (int64_t b = 0; b < a->problem.desc.batch && status == FATTN_OK; b++)
         status = check_sequence(a, b);
     return status;
@@ -201,11 +189,8 @@ static void store(void *to, int32_t dtype, int64_t n, const double *row)
 /* Turns the pairs (x, y) of a row by the angles of its position. */
 static inline void turn_pairs(double *x, double *y, int64_t step, int64_t pairs, const float *cosine, const float *sine)
 {
-    for (int64_t n = 0; n < pairs; n++) {
-        const double a = x[n * step], b = y[n * step], c = (double)cosine[n], s = (double)sine[n];
-        x[n * step] = a * c - b * s;
-        y[n * step] = a * s + b * c;
-    }
+    for (int64_t n = 0; n < pairs; n++)
+        fattn_turn(&x[n * step], &y[n * step], (double)cosine[n], (double)sine[n]);
 }
 
 /* Two calls, so that each becomes a loop with a constant step. */
@@ -220,7 +205,7 @@ static void turn(const fattn_cache_args *args, int64_t position, double *row)
 }
 
 /* A row of n elements, of which `turned` turn, without a change of type. from may be to. */
-static void copy_row(const append *a, const void *from, void *to, int64_t n, int64_t turned, int64_t position)
+static void copy_row(const fattn_appending *a, const void *from, void *to, int64_t n, int64_t turned, int64_t position)
 {
     const int32_t dtype = a->problem.desc.dtype;
     const size_t size = fattn_dtype_size(dtype);
@@ -234,36 +219,26 @@ static void copy_row(const append *a, const void *from, void *to, int64_t n, int
         memcpy((char *)to + (size_t)turned * size, (const char *)from + (size_t)turned * size, (size_t)(n - turned) * size);
 }
 
-/* The factor of a row of bytes. Below the smallest normal float there are too few digits to scale with, and subnormals count as
- * 0 anyway; a row that is not finite gets NaN, so that whoever reads it has NaN. */
-static float scale_of(const double *row, int64_t n)
-{
-    double most = 0;
-    for (int64_t x = 0; x < n; x++)
-        most = fabs(row[x]) <= most ? most : fabs(row[x]) <= DBL_MAX ? fabs(row[x]) : (double)INFINITY; /* NaN is neither */
-    const double scale = most / BYTE_MOST;
-    return !(scale <= (double)FLT_MAX) ? NAN : scale < (double)FLT_MIN ? 0 : (float)scale;
-}
-
-static void quantise_row(const append *a, const void *from, int8_t *to, float *scale, int64_t n, int64_t turned,
+static void quantise_row(const fattn_appending *a, const void *from, int8_t *to, float *scale, int64_t n, int64_t turned,
                          int64_t position)
 {
-    const double shift = 0x1.8p52; /* added to a smaller number, it leaves the nearest whole one, to even */
-    double row[FATTN_DIM_MOST];
+    double row[FATTN_DIM_MOST], most = 0;
     load(from, a->problem.desc.dtype, n, row);
     if (turned > 0)
         turn(&a->args, position, row);
-    *scale = scale_of(row, n);
+    for (int64_t x = 0; x < n; x++)
+        most = fattn_larger_size(most, row[x]);
+    *scale = fattn_byte_factor(most);
     if (!(*scale > 0)) {
         memset(to, 0, (size_t)n);
         return;
     }
     for (int64_t x = 0; x < n; x++)
-        to[x] = (int8_t)(row[x] / (double)*scale + shift - shift);
+        to[x] = fattn_byte(row[x], (double)*scale);
 }
 
 /* New row i of sequence b to its place in one half of the cache. */
-static void append_row(const append *a, const fattn_view *new, const fattn_view *cache, float *scales, int64_t n,
+static void append_row(const fattn_appending *a, const fattn_view *new, const fattn_view *cache, float *scales, int64_t n,
                        int64_t turned, int64_t b, int64_t i)
 {
     const fattn_desc *d = &a->problem.desc;
@@ -281,12 +256,12 @@ static void append_row(const append *a, const fattn_view *new, const fattn_view 
 
 static void append_unit(void *arg, int32_t lane, int64_t unit)
 {
-    const append *a = arg;
+    const fattn_appending *a = arg;
     const fattn_desc *d = &a->problem.desc;
     const fattn_cache_args *args = &a->args;
     const int64_t blocks = (d->seq_q + a->block - 1) / a->block, b = unit / blocks, from = unit % blocks * a->block;
-    const int64_t to = from + a->block < new_rows(a, b) ? from + a->block : new_rows(a, b);
-    const int64_t turned = args->rotary_cos ? args->rotary_dim : 0;
+    const int64_t to = from + a->block < fattn_appending_rows(a, b) ? from + a->block : fattn_appending_rows(a, b);
+    const int64_t turned = fattn_appending_turned(a);
     (void)lane;
     for (int64_t i = from; i < to; i++) {
         append_row(a, &args->k_new, &args->k, args->k_scales, d->dim, turned, b, i);
@@ -300,10 +275,8 @@ static void append_unit(void *arg, int32_t lane, int64_t unit)
 
 fattn_status fattn_cache_append(const fattn_context *context, const fattn_desc *desc, const fattn_cache_args *args)
 {
-    append a = {.block = 1};
-    if (!context)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "context is NULL");
-    fattn_status status = fattn_desc_read(desc, &a.problem);
+    fattn_appending a = {.block = 1};
+    fattn_status status = fattn_context_problem(context, desc, &a.problem);
     if (status != FATTN_OK || (status = fattn_struct_read(&a.args, sizeof a.args, FATTN_CACHE_ARGS_FIRST_SIZE, args, "args")) ||
         (status = check(&a)))
         return status;
@@ -311,7 +284,9 @@ fattn_status fattn_cache_append(const fattn_context *context, const fattn_desc *
     const int64_t elements = d->heads_kv * (d->dim + d->dim_v) + d->heads_q * d->dim;
     if (elements < UNIT_ELEMENTS)
         a.block = UNIT_ELEMENTS / elements;
-    a.at.page_table = a.args.page_table;
+    a.at = (fattn_launch){.context = context, .page_table = a.args.page_table, .stream = a.args.stream};
+    if (context->backend)
+        return context->backend->append(context, &a);
     fattn_run_units(context, INT32_MAX, d->batch * ((d->seq_q + a.block - 1) / a.block), append_unit, &a);
     return FATTN_OK;
 }

@@ -20,9 +20,15 @@ static const char *op_name(fattn_op op)
 /* Why this machine cannot run the kernel; NULL if it can. */
 static const char *lacks(const fattn_context *context, const fattn_kernel *kernel)
 {
+    if (kernel->device != context->device)
+        return kernel->device == FATTN_DEVICE_CPU ? "runs on the CPU" : "runs on a GPU";
     const uint32_t missing = kernel->needs & ~context->features;
     if (!missing)
         return NULL;
+    if (missing & (FATTN_CUDA_SM80 | FATTN_CUDA_SM90))
+        return missing & FATTN_CUDA_SM80 ? "needs a GPU of compute capability 8.0" : "needs a GPU of compute capability 9.0";
+    if (missing & FATTN_CUDA_SHARED)
+        return "needs a GPU with 163 KiB of shared memory for a block";
     if (missing & FATTN_CPU_AMX_BF16)
         return "needs AMX with bfloat16";
     if (missing & FATTN_CPU_AVX512_BF16)
@@ -126,6 +132,7 @@ static fattn_status read_problem(const fattn_context *context, const fattn_desc 
     if (op != FATTN_OP_FORWARD && op != FATTN_OP_BACKWARD)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "op is %d, not one of fattn_op, 1 .. %d", (int)op, FATTN_OP_BACKWARD);
     problem->lanes = context->threads;
+    problem->device = context->device;
     fattn_status status = fattn_desc_read(desc, problem);
     if (status != FATTN_OK || (status = check_totals(&problem->desc)) || op == FATTN_OP_FORWARD)
         return status;
@@ -185,6 +192,8 @@ static void describe(const fattn_context *context, const fattn_problem *problem,
     reason = reason ? reason : cannot(kernel, problem);
     info->name = kernel->name;
     info->needs = kernel->needs;
+    info->device = kernel->device;
+    info->rounds = kernel->rounds;
     info->can_run = reason == NULL;
     info->workspace = reason ? 0 : caller_workspace(kernel, problem);
     info->selected = kernel == choose(context, problem, op);
@@ -242,10 +251,10 @@ static fattn_status run(const fattn_context *context, const fattn_problem *probl
     if (status != FATTN_OK)
         return status;
     launch->context = context;
-    kernel->run(problem, launch);
-    if (name)
+    const fattn_status ran = kernel->run(problem, launch);
+    if (ran == FATTN_OK && name)
         *name = kernel->name;
-    return FATTN_OK;
+    return ran;
 }
 
 fattn_status fattn_forward(const fattn_context *context, const fattn_desc *desc, const fattn_forward_args *args)

@@ -8,8 +8,30 @@
 #include "core/registry.h"
 
 typedef struct fattn_pool fattn_pool;
+typedef struct fattn_merging fattn_merging;     /* merge.h */
+typedef struct fattn_appending fattn_appending; /* cache.h */
+typedef struct fattn_looking fattn_looking;     /* look.h */
+
+/* A device that is not the CPU: how its part of a context is made and ended, and the calls that need no kernel of the registry.
+ * Those get what core has read and checked, and launch their work on the call's stream. */
+typedef struct fattn_backend {
+    /* Opens GPU `index`. *state is what its kernels find in context->gpu; *features its FATTN_CUDA_... bits. */
+    fattn_status (*open)(int32_t index, void **state, uint32_t *features, const char **name);
+    void (*close)(void *state);
+    fattn_status (*merge)(const fattn_context *context, const fattn_merging *m); /* either way */
+    fattn_status (*append)(const fattn_context *context, const fattn_appending *a);
+    fattn_status (*look)(const fattn_context *context, const fattn_looking *l);
+} fattn_backend;
+
+#ifdef FATTN_HAVE_CUDA
+extern const fattn_backend fattn_cuda_backend;
+#endif
 
 struct fattn_context {
+    int32_t device, device_index;
+    const fattn_backend *backend; /* NULL: the CPU */
+    void *gpu;                    /* the backend's */
+    const char *device_name;
     int32_t threads;
     uint32_t features;
     fattn_parallel_for parallel_for; /* NULL: the pool */
@@ -20,6 +42,9 @@ struct fattn_context {
     int32_t candidate_count[2];
     const fattn_kernel *candidates[2][FATTN_MAX_KERNELS];
 };
+
+/* Refuses a NULL context, reads desc and fills in all of problem. */
+fattn_status fattn_context_problem(const fattn_context *context, const fattn_desc *desc, fattn_problem *problem);
 
 /* The built-in pool for up to `threads` lanes; starts none yet. NULL without memory. */
 fattn_pool *fattn_pool_create(int32_t threads);

@@ -9,35 +9,36 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "core/inline.h"
 #include "fattn/fattn.h"
 
-static inline uint32_t fattn_float_bits(float x)
+FATTN_INLINE uint32_t fattn_float_bits(float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline float fattn_float_of_bits(uint32_t bits)
+FATTN_INLINE float fattn_float_of_bits(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline float fattn_from_bf16(uint16_t x)
+FATTN_INLINE float fattn_from_bf16(uint16_t x)
 {
     return fattn_float_of_bits((uint32_t)x << 16);
 }
 
-static inline uint16_t fattn_to_bf16(float x)
+FATTN_INLINE uint16_t fattn_to_bf16(float x)
 {
     const uint32_t bits = fattn_float_bits(x);
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
 }
 
-static inline float fattn_from_f16(uint16_t x)
+FATTN_INLINE float fattn_from_f16(uint16_t x)
 {
     const uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
     const uint32_t small = fattn_float_bits((float)fraction * 0x1p-24f);
@@ -46,7 +47,7 @@ static inline float fattn_from_f16(uint16_t x)
     return fattn_float_of_bits(sign | (exponent == 0 ? small : exponent == 31 ? special : normal));
 }
 
-static inline uint16_t fattn_to_f16(float x)
+FATTN_INLINE uint16_t fattn_to_f16(float x)
 {
     const uint32_t bits = fattn_float_bits(x), size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
     /* Below 2^-14 a unit is 2^-24; adding 1.5 2^23 leaves the rounded number of them in the low bits. */
@@ -61,7 +62,7 @@ static inline uint16_t fattn_to_f16(float x)
 }
 
 /* Element i of an array of any type; bytes without their factor. */
-static inline double fattn_element(const void *data, int32_t dtype, int64_t i)
+FATTN_INLINE double fattn_element(const void *data, int32_t dtype, int64_t i)
 {
     switch (dtype) {
     case FATTN_F64:
@@ -78,7 +79,7 @@ static inline double fattn_element(const void *data, int32_t dtype, int64_t i)
 }
 
 /* Double to 16 bits goes through float: rounding to odd first keeps that from being a second rounding. */
-static inline float fattn_round_to_odd(double x)
+FATTN_INLINE float fattn_round_to_odd(double x)
 {
     const float y = (float)x;
     const uint32_t bits = fattn_float_bits(y);
@@ -89,7 +90,7 @@ static inline float fattn_round_to_odd(double x)
     return fattn_float_of_bits(away ? bits + 1 : bits - 1);
 }
 
-static inline void fattn_set_element(void *data, int32_t dtype, int64_t i, double x)
+FATTN_INLINE void fattn_set_element(void *data, int32_t dtype, int64_t i, double x)
 {
     switch (dtype) {
     case FATTN_F64:

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/inline.h"
 #include "fattn/fattn.h"
 
 enum { FATTN_PHILOX_WORDS = 4, FATTN_PHILOX_ROUNDS = 10 };
@@ -22,7 +23,7 @@ typedef struct fattn_dropout {
     uint64_t threshold; /* words of at least this are kept; 0: all are */
 } fattn_dropout;
 
-static inline fattn_dropout fattn_dropout_of(const fattn_desc *desc)
+FATTN_INLINE fattn_dropout fattn_dropout_of(const fattn_desc *desc)
 {
     /* Exact in each step, so that it does not depend on how the caller rounds. */
     const double words = desc->dropout * 4294967296.0;
@@ -31,8 +32,8 @@ static inline fattn_dropout fattn_dropout_of(const fattn_desc *desc)
 }
 
 /* The words of keys 4 * quad .. 4 * quad + 3 of row i of list bh = b * heads_q + h. */
-static inline void fattn_philox(const fattn_dropout *d, uint32_t quad, uint32_t i, uint32_t bh,
-                                uint32_t word[FATTN_PHILOX_WORDS])
+FATTN_INLINE void fattn_philox(const fattn_dropout *d, uint32_t quad, uint32_t i, uint32_t bh,
+                               uint32_t word[FATTN_PHILOX_WORDS])
 {
     uint32_t c0 = quad, c1 = i, c2 = bh, c3 = 0, k0 = d->key[0], k1 = d->key[1];
     for (int round = 0; round < FATTN_PHILOX_ROUNDS; round++) {
@@ -47,7 +48,7 @@ static inline void fattn_philox(const fattn_dropout *d, uint32_t quad, uint32_t 
     word[0] = c0, word[1] = c1, word[2] = c2, word[3] = c3;
 }
 
-static inline bool fattn_dropout_keeps(const fattn_dropout *d, int64_t bh, int64_t i, int64_t j)
+FATTN_INLINE bool fattn_dropout_keeps(const fattn_dropout *d, int64_t bh, int64_t i, int64_t j)
 {
     uint32_t word[FATTN_PHILOX_WORDS];
     fattn_philox(d, (uint32_t)(j / FATTN_PHILOX_WORDS), (uint32_t)i, (uint32_t)bh, word);

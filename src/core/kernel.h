@@ -9,14 +9,16 @@
 
 #include <stdbool.h>
 
+#include "core/inline.h"
 #include "fattn/fattn.h"
 
 /* A descriptor that passed validation, with its defaults filled in: every type set, scale never 0, and every field that a
  * shorter caller's struct lacks zero. */
 typedef struct fattn_problem {
     fattn_desc desc;
-    int64_t group; /* heads_q / heads_kv */
-    int32_t lanes; /* the context's threads: the most lanes that a kernel may use, hence scratch areas it asks for */
+    int64_t group;  /* heads_q / heads_kv */
+    int32_t lanes;  /* the context's threads: the most lanes that a kernel may use, hence scratch areas it asks for */
+    int32_t device; /* the context's, fattn_device */
 } fattn_problem;
 
 /* Where things lie; what the descriptor does not ask for is unset. Packed tensors have a batch stride of 0, and their rows
@@ -34,6 +36,7 @@ typedef struct fattn_launch {
     const int32_t *page_table;
     const float *k_scales, *v_scales;
     unsigned char *workspace; /* aligned to FATTN_ALIGNMENT */
+    void *stream;             /* of a GPU */
 } fattn_launch;
 
 /* Cache line and vector size; workspaces are aligned to it before kernels see them. */
@@ -46,11 +49,13 @@ typedef struct fattn_kernel {
     const char *name;   /* <family>_<algorithm>_<type> */
     const char *family; /* of kernels that stand in for each other where one is forced by it; NULL: none */
     fattn_op op;
-    uint32_t needs;                                 /* FATTN_CPU_... bits */
+    int32_t rounds; /* fattn_dtype that probabilities and their gradients are rounded to before they are multiplied; 0: none */
+    int32_t device; /* fattn_device whose memory it works on */
+    uint32_t needs; /* FATTN_CPU_... and FATTN_CUDA_... bits */
     const char *(*refuse)(const fattn_problem *);   /* cannot: the reason, static; NULL: can. A NULL function: always can */
     const char *(*unworthy)(const fattn_problem *); /* should not unless forced: the reason; NULL (either way): should */
     size_t (*workspace)(const fattn_problem *);     /* bytes; a NULL function: none */
-    void (*run)(const fattn_problem *, const fattn_launch *); /* cannot fail: what could, refuse has said */
+    fattn_status (*run)(const fattn_problem *, const fattn_launch *); /* on the CPU never fails: refuse has said what could */
 } fattn_kernel;
 
 typedef struct fattn_kernel_table {
@@ -71,24 +76,24 @@ static inline void *fattn_nothing(void)
 }
 
 /* Address of row (b, h, i) of a view whose elements have `size` bytes. */
-static inline void *fattn_row(const fattn_view *view, size_t size, int64_t b, int64_t h, int64_t i)
+FATTN_INLINE void *fattn_row(const fattn_view *view, size_t size, int64_t b, int64_t h, int64_t i)
 {
     const int64_t offset = b * view->stride_batch + h * view->stride_head + i * view->stride_row;
     return (char *)view->data + offset * (int64_t)size;
 }
 
-static inline size_t fattn_dtype_size(int32_t dtype)
+FATTN_INLINE size_t fattn_dtype_size(int32_t dtype)
 {
     return dtype == FATTN_F64 ? 8 : dtype == FATTN_F32 ? 4 : dtype == FATTN_I8 ? 1 : 2;
 }
 
 /* All query rows, and all keys, of one head: what tensors of that many rows are sized by. */
-static inline int64_t fattn_rows_q(const fattn_desc *desc)
+FATTN_INLINE int64_t fattn_rows_q(const fattn_desc *desc)
 {
     return desc->total_q > 0 ? desc->total_q : desc->batch * desc->seq_q;
 }
 
-static inline int64_t fattn_rows_k(const fattn_desc *desc)
+FATTN_INLINE int64_t fattn_rows_k(const fattn_desc *desc)
 {
     return desc->total_k > 0 ? desc->total_k : desc->batch * desc->seq_k;
 }
@@ -100,7 +105,7 @@ typedef struct fattn_dbias_shape {
     int64_t sum_batch, sum_heads, sum_rows;
 } fattn_dbias_shape;
 
-static inline fattn_dbias_shape fattn_dbias_shape_of(const fattn_desc *desc, const fattn_view *dbias)
+FATTN_INLINE fattn_dbias_shape fattn_dbias_shape_of(const fattn_desc *desc, const fattn_view *dbias)
 {
     fattn_dbias_shape s = {desc->batch, desc->heads_q, desc->seq_q, 1, 1, 1};
     if (dbias->stride_batch == 0)
@@ -113,12 +118,12 @@ static inline fattn_dbias_shape fattn_dbias_shape_of(const fattn_desc *desc, con
 }
 
 /* Whether scores are more than scale q.k. */
-static inline bool fattn_scores_change(const fattn_desc *desc)
+FATTN_INLINE bool fattn_scores_change(const fattn_desc *desc)
 {
     return desc->softcap != 0 || (desc->flags & (FATTN_WITH_BIAS | FATTN_WITH_SLOPES)) != 0;
 }
 
-static inline size_t fattn_round_up(size_t n, size_t multiple)
+FATTN_INLINE size_t fattn_round_up(size_t n, size_t multiple)
 {
     return (n + multiple - 1) / multiple * multiple;
 }

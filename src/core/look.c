@@ -4,10 +4,11 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "core/context.h"
 #include "core/dropout.h"
 #include "core/error.h"
+#include "core/look.h"
 #include "core/pool.h"
-#include "core/sequence.h"
 #include "core/validate.h"
 
 static fattn_status check_row(const fattn_desc *d, int64_t batch, int64_t head, int64_t row)
@@ -38,80 +39,52 @@ fattn_status fattn_dropout_keep(const fattn_desc *desc, int64_t batch, int64_t h
     return FATTN_OK;
 }
 
-/* q . k_j in double, times scale. */
-static double product(const fattn_problem *p, const fattn_launch *at, const fattn_sequence *s, int64_t h, int64_t i, int64_t j)
-{
-    const fattn_desc *d = &p->desc;
-    const int64_t h_kv = h / p->group;
-    const void *q = fattn_query_row(&at->q, fattn_dtype_size(d->dtype), s, h, i);
-    const void *k = fattn_key_row(p, at, &at->k, fattn_dtype_size(d->kv_dtype), s, h_kv, j);
-    double sum = 0;
-    for (int64_t x = 0; x < d->dim; x++)
-        sum += fattn_element(q, d->dtype, x) * fattn_element(k, d->kv_dtype, x);
-    return sum * d->scale * (d->kv_dtype == FATTN_I8 ? (double)at->k_scales[fattn_scale_index(p, at, s, h_kv, j)] : 1);
-}
-
-/* A NaN wins over everything. */
-static double larger(double a, double b)
-{
-    return isnan(a) || a > b ? a : b;
-}
-
 /* Turns scores into probabilities, -inf into 0; a row of nothing but -inf stays 0. */
 static void normalise(double *score, int64_t n, double sink)
 {
     double m = sink, sum = 0;
     for (int64_t j = 0; j < n; j++)
-        m = larger(m, score[j]);
+        m = fattn_larger_score(m, score[j]);
     for (int64_t j = 0; j < n; j++)
-        sum += score[j] = score[j] == -(double)INFINITY ? 0 : exp(score[j] - m);
+        sum += score[j] = fattn_looking_weight(score[j], m);
     if (m != -(double)INFINITY)
         sum += exp(sink - m);
     for (int64_t j = 0; j < n && m != -(double)INFINITY; j++)
         score[j] /= sum;
 }
 
-/* One row that is looked at. */
-typedef struct looking {
-    const fattn_problem *problem;
-    const fattn_launch *at;
-    int64_t batch, head, row;
-    double *scores, *probabilities;
-} looking;
-
 static void look_at_row(void *arg, int32_t lane, int64_t unit)
 {
-    const looking *l = arg;
+    const fattn_looking *l = arg;
     const fattn_desc *d = &l->problem->desc;
     const fattn_sequence s = fattn_sequence_of(l->problem, l->at, l->batch);
-    const fattn_interval kept = l->row < s.seq_q ? fattn_mask_row(&s.mask, l->row) : (fattn_interval){0, 0};
+    const fattn_interval keys = fattn_looking_keys(&s, l->row);
     (void)lane, (void)unit;
     for (int64_t j = 0; j < d->seq_k; j++) {
-        double score = -(double)INFINITY;
-        if (kept.lo <= j && j < kept.hi)
-            score = fattn_score(l->problem, l->at, &s, l->head, l->row, j, product(l->problem, l->at, &s, l->head, l->row, j));
+        const double score = fattn_looking_score(l->problem, l->at, &s, keys, l->head, l->row, j);
         if (l->scores)
             l->scores[j] = score;
         if (l->probabilities)
             l->probabilities[j] = score;
     }
     if (l->probabilities)
-        normalise(l->probabilities, d->seq_k, d->flags & FATTN_WITH_SINKS ? (double)l->at->sinks[l->head] : -(double)INFINITY);
+        normalise(l->probabilities, d->seq_k, fattn_looking_sink(d, l->at, l->head));
 }
 
 fattn_status fattn_scores(const fattn_context *context, const fattn_desc *desc, const fattn_forward_args *args, int64_t batch,
                           int64_t head, int64_t row, double *scores, double *probabilities)
 {
-    fattn_problem problem = {.lanes = 1};
+    fattn_problem problem;
     fattn_launch at;
     const fattn_desc *d = &problem.desc;
-    if (!context)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "context is NULL");
-    fattn_status status = fattn_desc_read(desc, &problem);
+    fattn_status status = fattn_context_problem(context, desc, &problem);
     if (status != FATTN_OK || (status = check_row(d, batch, head, row)) ||
         (status = fattn_scores_args_read(&problem, args, &at)))
         return status;
-    looking l = {&problem, &at, batch, head, row, scores, probabilities};
+    at.context = context;
+    fattn_looking l = {&problem, &at, batch, head, row, scores, probabilities};
+    if (context->backend)
+        return context->backend->look(context, &l);
     fattn_run_units(context, 1, 1, look_at_row, &l); /* for its floating-point mode */
     return FATTN_OK;
 }

@@ -7,6 +7,7 @@
 #ifndef FATTN_CORE_MASK_H
 #define FATTN_CORE_MASK_H
 
+#include "core/inline.h"
 #include "fattn/fattn.h"
 
 typedef struct fattn_interval {
@@ -24,7 +25,7 @@ typedef struct fattn_rows_mask {
 } fattn_rows_mask;
 
 /* What a descriptor says for a sequence of these lengths; the arrays stay NULL. */
-static inline fattn_rows_mask fattn_mask_of(const fattn_desc *desc, int64_t seq_q, int64_t seq_k)
+FATTN_INLINE fattn_rows_mask fattn_mask_of(const fattn_desc *desc, int64_t seq_q, int64_t seq_k)
 {
     fattn_rows_mask m = {0};
     m.kind = desc->mask;
@@ -38,7 +39,7 @@ static inline fattn_rows_mask fattn_mask_of(const fattn_desc *desc, int64_t seq_
 }
 
 /* The first of n ascending numbers that is at least x; n if none is. */
-static inline int64_t fattn_lower_bound(const int32_t *numbers, int64_t n, int64_t x)
+FATTN_INLINE int64_t fattn_lower_bound(const int32_t *numbers, int64_t n, int64_t x)
 {
     int64_t lo = 0;
     while (lo < n) {
@@ -51,13 +52,13 @@ static inline int64_t fattn_lower_bound(const int32_t *numbers, int64_t n, int64
     return lo;
 }
 
-static inline int64_t fattn_larger(int64_t a, int64_t b)
+FATTN_INLINE int64_t fattn_larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
 /* The keys that row i keeps. */
-static inline fattn_interval fattn_mask_row(const fattn_rows_mask *m, int64_t i)
+FATTN_INLINE fattn_interval fattn_mask_row(const fattn_rows_mask *m, int64_t i)
 {
     int64_t lo = 0, hi = m->seq_k;
     const int64_t diagonal = i + m->offset;

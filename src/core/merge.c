@@ -12,8 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/context.h"
 #include "core/convert.h"
 #include "core/error.h"
+#include "core/merge.h"
 #include "core/pool.h"
 #include "core/regions.h"
 #include "core/validate.h"
@@ -22,29 +24,6 @@ enum {
     UNIT_ELEMENTS = 1 << 14, /* that a unit reads: some microseconds, so that handing it out costs little beside it */
     BLOCK = 512              /* outputs that are held against all tensors at a time; 16 KB of stack */
 };
-
-/* Either call; forward leaves what belongs to gradients unset. */
-typedef struct merge {
-    const fattn_desc *desc;
-    int64_t batch, rows; /* 1 and total_q where the rows are packed */
-    int32_t count;
-    int32_t type; /* of partials and of numbers per row */
-    const fattn_view *outs;
-    const void *const *lses;
-    fattn_view out;
-    const void *lse; /* forward writes it */
-    bool backward;
-    fattn_view dout;
-    const void *dlse;
-    const fattn_view *douts;
-    void *const *dlses;
-    int64_t block; /* rows of a unit */
-} merge;
-
-static int64_t all_rows(const merge *m)
-{
-    return m->batch * m->desc->heads_q * m->rows;
-}
 
 /* ------------------------------------------------------------------------------------------------------------- tensors */
 
@@ -61,31 +40,31 @@ typedef struct tensor {
 enum { NAME_ROOM = 24 };
 
 /* How many tensors stand alone, which is also how many lists there are. */
-static int64_t lists(const merge *m)
+static int64_t lists(const fattn_merging *m)
 {
     return m->backward ? 4 : 2;
 }
 
-static int64_t tensors(const merge *m)
+static int64_t tensors(const fattn_merging *m)
 {
     return lists(m) * (1 + (int64_t)m->count);
 }
 
 /* Tensor number n of the call: first those that stand alone, then those of each part. */
-static tensor tensor_of(const merge *m, int64_t n)
+static tensor tensor_of(const fattn_merging *m, int64_t n)
 {
     const int32_t part = (int32_t)(n / lists(m)) - 1;
     const bool listed = part >= 0, written = !m->backward;
     switch (n % lists(m)) {
     case 0:
         return listed ? (tensor){"outs", part, &m->outs[part], NULL, m->type, false, false}
-                      : (tensor){"out", -1, &m->out, NULL, m->desc->out_dtype, written, false};
+                      : (tensor){"out", -1, &m->out, NULL, m->out_dtype, written, false};
     case 1:
         return listed ? (tensor){"lses", part, NULL, m->lses[part], m->type, false, false}
                       : (tensor){"lse", -1, NULL, m->lse, m->type, written, written};
     case 2:
         return listed ? (tensor){"douts", part, &m->douts[part], NULL, m->type, true, false}
-                      : (tensor){"dout", -1, &m->dout, NULL, m->desc->out_dtype, false, false};
+                      : (tensor){"dout", -1, &m->dout, NULL, m->out_dtype, false, false};
     default:
         return listed ? (tensor){"dlses", part, NULL, m->dlses[part], m->type, true, false}
                       : (tensor){"dlse", -1, NULL, m->dlse, m->type, false, true};
@@ -100,19 +79,19 @@ static const char *full_name(const tensor *t, char room[NAME_ROOM])
     return room;
 }
 
-static fattn_status read_as(const merge *m, const tensor *t, const char *name, fattn_region *r)
+static fattn_status read_as(const fattn_merging *m, const tensor *t, const char *name, fattn_region *r)
 {
     const size_t size = fattn_dtype_size(t->dtype);
     if (t->view)
-        return (t->output ? fattn_region_output : fattn_region_view)(r, name, t->view, size, m->batch, m->desc->heads_q,
-                                                                     m->rows, m->desc->dim_v);
-    if (!t->numbers && !t->optional && all_rows(m) > 0)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but has %" PRId64 " elements", name, all_rows(m));
-    return fattn_region_array(r, name, t->numbers, size, all_rows(m));
+        return (t->output ? fattn_region_output : fattn_region_view)(r, name, t->view, size, m->batch, m->heads, m->rows,
+                                                                     m->dim);
+    if (!t->numbers && !t->optional && fattn_merging_rows(m) > 0)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but has %" PRId64 " elements", name, fattn_merging_rows(m));
+    return fattn_region_array(r, name, t->numbers, size, fattn_merging_rows(m));
 }
 
 /* The region of a tensor. Its place in a list is only written out for a message. */
-static fattn_status read_tensor(const merge *m, const tensor *t, fattn_region *r)
+static fattn_status read_tensor(const fattn_merging *m, const tensor *t, fattn_region *r)
 {
     char room[NAME_ROOM];
     const fattn_status status = read_as(m, t, t->name, r);
@@ -125,7 +104,7 @@ static bool same_stride(int64_t a, int64_t b, int64_t count)
 }
 
 /* Whether the output takes the place of the partial, element for element. */
-static bool in_place(const merge *m, const tensor *output, const tensor *other)
+static bool in_place(const fattn_merging *m, const tensor *output, const tensor *other)
 {
     if (m->backward || other->part < 0 || output->dtype != other->dtype)
         return false;
@@ -133,7 +112,7 @@ static bool in_place(const merge *m, const tensor *output, const tensor *other)
         return !output->view && !other->view && output->numbers == other->numbers;
     const fattn_view *a = output->view, *b = other->view;
     return a->data == b->data && same_stride(a->stride_batch, b->stride_batch, m->batch) &&
-           same_stride(a->stride_head, b->stride_head, m->desc->heads_q) && same_stride(a->stride_row, b->stride_row, m->rows);
+           same_stride(a->stride_head, b->stride_head, m->heads) && same_stride(a->stride_row, b->stride_row, m->rows);
 }
 
 /* An output's bytes, and how far it and those before it in a list reach. */
@@ -158,7 +137,7 @@ static void sort_spans(span *spans, int count)
 }
 
 /* The next outputs from tensor *n on, as many as are held at a time, sorted. */
-static fattn_status hold_outputs(const merge *m, int64_t *n, span *spans, int *held)
+static fattn_status hold_outputs(const fattn_merging *m, int64_t *n, span *spans, int *held)
 {
     for (*held = 0; *n < tensors(m) && *held < BLOCK; ++*n) {
         const tensor t = tensor_of(m, *n);
@@ -174,7 +153,7 @@ static fattn_status hold_outputs(const merge *m, int64_t *n, span *spans, int *h
 }
 
 /* An output and another tensor, whose ranges of bytes meet. */
-static fattn_status check_pair(const merge *m, int64_t output, int64_t other)
+static fattn_status check_pair(const fattn_merging *m, int64_t output, int64_t other)
 {
     const tensor t = tensor_of(m, output), u = tensor_of(m, other);
     char room[2][NAME_ROOM];
@@ -191,7 +170,7 @@ static fattn_status check_pair(const merge *m, int64_t output, int64_t other)
 }
 
 /* Tensor number n against the outputs that are held. */
-static fattn_status check_against(const merge *m, const span *spans, int held, int64_t n)
+static fattn_status check_against(const fattn_merging *m, const span *spans, int held, int64_t n)
 {
     const tensor t = tensor_of(m, n);
     fattn_region r;
@@ -213,7 +192,7 @@ static fattn_status check_against(const merge *m, const span *spans, int held, i
 }
 
 /* Every tensor lies within the address space, and every output apart from all others. */
-static fattn_status check_tensors(const merge *m)
+static fattn_status check_tensors(const fattn_merging *m)
 {
     span spans[BLOCK];
     for (int64_t next = 0; next < tensors(m);) {
@@ -235,10 +214,15 @@ static fattn_status check_list(const char *name, const void *list, int32_t count
 }
 
 /* Checks what fattn_merge and its gradient have in common, and fills in the sizes. */
-static fattn_status check_call(merge *m, const fattn_desc *desc)
+static fattn_status check_call(fattn_merging *m, const fattn_problem *problem)
 {
-    fattn_status status;
-    m->desc = desc;
+    const fattn_desc *desc = &problem->desc;
+    fattn_status status = fattn_stream_check(problem, m->stream);
+    if (status != FATTN_OK)
+        return status;
+    m->heads = desc->heads_q;
+    m->dim = desc->dim_v;
+    m->out_dtype = desc->out_dtype;
     m->type = desc->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
     m->batch = desc->total_q > 0 ? 1 : desc->batch;
     m->rows = desc->total_q > 0 ? desc->total_q : desc->seq_q;
@@ -255,21 +239,6 @@ static fattn_status check_call(merge *m, const fattn_desc *desc)
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- rows */
-
-/* A row of the result: of which sequence and head, and its place among the numbers per row. */
-typedef struct place {
-    int64_t b, h, i, n;
-} place;
-
-static const void *row_of(const fattn_view *view, int32_t dtype, const place *at)
-{
-    return fattn_row(view, fattn_dtype_size(dtype), at->b, at->h, at->i);
-}
-
-static double number_of(const merge *m, const void *numbers, const place *at)
-{
-    return fattn_element(numbers, m->type, at->n);
-}
 
 /* sum += w * row; a loop for each type, for compilers that leave a choice within the loop. */
 static void add_scaled(double *sum, double w, const void *row, int32_t dtype, int64_t n)
@@ -292,58 +261,33 @@ static void store(void *row, int32_t dtype, const double *numbers, int64_t n)
             fattn_set_element(row, dtype, x, numbers[x]);
 }
 
-/* exp(lse - whole), and 1 rather than NaN where both are the same infinity. */
-static double weight(double lse, double whole)
+static void merge_row(const fattn_merging *m, const fattn_merge_place *at)
 {
-    return lse == whole ? 1 : exp(lse - whole);
-}
-
-/* Of the partials; a NaN is passed over, and reaches the row by its weight. */
-static double largest_lse(const merge *m, const place *at)
-{
-    double largest = -(double)INFINITY;
-    for (int32_t p = 0; p < m->count; p++) {
-        const double lse = number_of(m, m->lses[p], at);
-        largest = lse > largest ? lse : largest;
-    }
-    return largest;
-}
-
-static void merge_row(const merge *m, const place *at)
-{
-    const int64_t n = m->desc->dim_v;
-    const double largest = largest_lse(m, at);
-    double sum[FATTN_DIM_MOST], total = 0;
+    const int64_t n = m->dim;
+    fattn_merge_weights all = fattn_merge_weights_of(m, at);
+    double sum[FATTN_DIM_MOST], w;
     memset(sum, 0, (size_t)n * sizeof *sum);
-    for (int32_t p = 0; p < m->count; p++) {
-        const double lse = number_of(m, m->lses[p], at);
-        if (lse == -(double)INFINITY)
-            continue;
-        const double w = weight(lse, largest);
-        if (w == 0 && isinf(largest)) /* outweighed, whatever its numbers are */
-            continue;
-        total += w;
-        add_scaled(sum, w, row_of(&m->outs[p], m->type, at), m->type, n);
-    }
-    if (isinf(largest) && total > 1)
-        total = (double)NAN; /* infinite weights: one outweighs all else, two are in no proportion */
-    for (int64_t x = 0; x < n && total != 0; x++)
-        sum[x] /= total;
-    store(fattn_row(&m->out, fattn_dtype_size(m->desc->out_dtype), at->b, at->h, at->i), m->desc->out_dtype, sum, n);
+    for (int32_t p = 0; p < m->count; p++)
+        if (fattn_merge_weigh(&all, fattn_merge_number(m, m->lses[p], at), &w))
+            add_scaled(sum, w, fattn_merge_row(&m->outs[p], m->type, at), m->type, n);
+    fattn_merge_settle(&all);
+    for (int64_t x = 0; x < n && all.total != 0; x++)
+        sum[x] /= all.total;
+    store(fattn_merge_row(&m->out, m->out_dtype, at), m->out_dtype, sum, n);
     if (m->lse)
-        fattn_set_element((void *)(uintptr_t)m->lse, m->type, at->n, total == 0 ? largest : largest + log(total));
+        fattn_set_element((void *)(uintptr_t)m->lse, m->type, at->n, fattn_merge_lse(&all));
 }
 
 /* The gradients of part p, from dout and out of the row. */
-static void backward_part(const merge *m, const place *at, int32_t p, const double *dout, const double *out)
+static void backward_part(const fattn_merging *m, const fattn_merge_place *at, int32_t p, const double *dout, const double *out)
 {
-    const int64_t n = m->desc->dim_v;
-    const double lse = number_of(m, m->lses[p], at);
+    const int64_t n = m->dim;
+    const double lse = fattn_merge_number(m, m->lses[p], at);
     const bool none = lse == -(double)INFINITY;
-    const double w = none ? 0 : weight(lse, number_of(m, m->lse, at));
-    const void *out_p = row_of(&m->outs[p], m->type, at);
-    void *dout_p = fattn_row(&m->douts[p], fattn_dtype_size(m->type), at->b, at->h, at->i);
-    double dot = m->dlse ? number_of(m, m->dlse, at) : 0;
+    const double w = none ? 0 : fattn_merge_weight(lse, fattn_merge_number(m, m->lse, at));
+    const void *out_p = fattn_merge_row(&m->outs[p], m->type, at);
+    void *dout_p = fattn_merge_row(&m->douts[p], m->type, at);
+    double dot = m->dlse ? fattn_merge_number(m, m->dlse, at) : 0;
     for (int64_t x = 0; x < n; x++) {
         dot += dout[x] * (fattn_element(out_p, m->type, x) - out[x]);
         fattn_set_element(dout_p, m->type, x, none ? 0 : w * dout[x]);
@@ -351,12 +295,12 @@ static void backward_part(const merge *m, const place *at, int32_t p, const doub
     fattn_set_element(m->dlses[p], m->type, at->n, none ? 0 : w * dot);
 }
 
-static void backward_row(const merge *m, const place *at)
+static void backward_row(const fattn_merging *m, const fattn_merge_place *at)
 {
-    const int32_t dtype = m->desc->out_dtype;
-    const void *out_row = row_of(&m->out, dtype, at), *dout_row = row_of(&m->dout, dtype, at);
+    const int32_t dtype = m->out_dtype;
+    const void *out_row = fattn_merge_row(&m->out, dtype, at), *dout_row = fattn_merge_row(&m->dout, dtype, at);
     double out[FATTN_DIM_MOST], dout[FATTN_DIM_MOST];
-    for (int64_t x = 0; x < m->desc->dim_v; x++) {
+    for (int64_t x = 0; x < m->dim; x++) {
         out[x] = fattn_element(out_row, dtype, x);
         dout[x] = fattn_element(dout_row, dtype, x);
     }
@@ -366,12 +310,12 @@ static void backward_row(const merge *m, const place *at)
 
 static void rows_unit(void *arg, int32_t lane, int64_t unit)
 {
-    const merge *m = arg;
-    const int64_t heads = m->desc->heads_q, from = unit * m->block;
-    const int64_t to = from + m->block < all_rows(m) ? from + m->block : all_rows(m);
+    const fattn_merging *m = arg;
+    const int64_t from = unit * m->block;
+    const int64_t to = from + m->block < fattn_merging_rows(m) ? from + m->block : fattn_merging_rows(m);
     (void)lane;
     for (int64_t n = from; n < to; n++) {
-        const place at = {n / m->rows / heads, n / m->rows % heads, n % m->rows, n};
+        const fattn_merge_place at = fattn_merge_place_of(m, n);
         if (m->backward)
             backward_row(m, &at);
         else
@@ -381,18 +325,13 @@ static void rows_unit(void *arg, int32_t lane, int64_t unit)
 
 /* --------------------------------------------------------------------------------------------------------------- calls */
 
-static fattn_status read_problem(const fattn_context *context, const fattn_desc *desc, fattn_problem *problem)
+static fattn_status run(const fattn_context *context, const fattn_problem *problem, fattn_merging *m)
 {
-    if (!context)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "context is NULL");
-    return fattn_desc_read(desc, problem);
-}
-
-static fattn_status run(const fattn_context *context, const fattn_problem *problem, merge *m)
-{
-    const fattn_status status = check_call(m, &problem->desc);
+    const fattn_status status = check_call(m, problem);
+    if (status == FATTN_OK && context->backend)
+        return context->backend->merge(context, m);
     if (status == FATTN_OK)
-        fattn_run_units(context, INT32_MAX, (all_rows(m) + m->block - 1) / m->block, rows_unit, m);
+        fattn_run_units(context, INT32_MAX, (fattn_merging_rows(m) + m->block - 1) / m->block, rows_unit, m);
     return status;
 }
 
@@ -400,11 +339,12 @@ fattn_status fattn_merge(const fattn_context *context, const fattn_desc *desc, c
 {
     fattn_problem problem;
     fattn_merge_args own;
-    fattn_status status = read_problem(context, desc, &problem);
+    fattn_status status = fattn_context_problem(context, desc, &problem);
     if (status != FATTN_OK ||
         (status = fattn_struct_read(&own, sizeof own, FATTN_MERGE_ARGS_FIRST_SIZE, args, "args")) != FATTN_OK)
         return status;
-    merge m = {.count = own.count, .outs = own.outs, .lses = own.lses, .out = own.out, .lse = own.lse};
+    fattn_merging m = {
+        .count = own.count, .outs = own.outs, .lses = own.lses, .out = own.out, .lse = own.lse, .stream = own.stream};
     return run(context, &problem, &m);
 }
 
@@ -412,19 +352,20 @@ fattn_status fattn_merge_backward(const fattn_context *context, const fattn_desc
 {
     fattn_problem problem;
     fattn_merge_backward_args own;
-    fattn_status status = read_problem(context, desc, &problem);
+    fattn_status status = fattn_context_problem(context, desc, &problem);
     if (status != FATTN_OK ||
         (status = fattn_struct_read(&own, sizeof own, FATTN_MERGE_BACKWARD_ARGS_FIRST_SIZE, args, "args")) != FATTN_OK)
         return status;
-    merge m = {.count = own.count,
-               .outs = own.outs,
-               .lses = own.lses,
-               .out = own.out,
-               .lse = own.lse,
-               .backward = true,
-               .dout = own.dout,
-               .dlse = own.dlse,
-               .douts = own.douts,
-               .dlses = own.dlses};
+    fattn_merging m = {.count = own.count,
+                       .outs = own.outs,
+                       .lses = own.lses,
+                       .out = own.out,
+                       .lse = own.lse,
+                       .backward = true,
+                       .dout = own.dout,
+                       .dlse = own.dlse,
+                       .douts = own.douts,
+                       .dlses = own.dlses,
+                       .stream = own.stream};
     return run(context, &problem, &m);
 }

@@ -19,7 +19,7 @@ typedef struct fattn_sequence {
     fattn_rows_mask mask;
 } fattn_sequence;
 
-static inline fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_launch *at, int64_t b)
+FATTN_INLINE fattn_sequence fattn_sequence_of(const fattn_problem *problem, const fattn_launch *at, int64_t b)
 {
     const fattn_desc *d = &problem->desc;
     fattn_sequence s = {.b = b, .seq_q = d->seq_q, .seq_k = d->seq_k};
@@ -52,14 +52,14 @@ static inline fattn_sequence fattn_sequence_of(const fattn_problem *problem, con
 }
 
 /* Row i of head h of q, out, dout, dq. */
-static inline void *fattn_query_row(const fattn_view *view, size_t size, const fattn_sequence *s, int64_t h, int64_t i)
+FATTN_INLINE void *fattn_query_row(const fattn_view *view, size_t size, const fattn_sequence *s, int64_t h, int64_t i)
 {
     return fattn_row(view, size, s->b, h, s->q_first + i);
 }
 
 /* Key or value j of head h, from wherever it lies. */
-static inline void *fattn_key_row(const fattn_problem *problem, const fattn_launch *at, const fattn_view *view, size_t size,
-                                  const fattn_sequence *s, int64_t h, int64_t j)
+FATTN_INLINE void *fattn_key_row(const fattn_problem *problem, const fattn_launch *at, const fattn_view *view, size_t size,
+                                 const fattn_sequence *s, int64_t h, int64_t j)
 {
     const int64_t page_size = problem->desc.page_size;
     if (page_size == 0)
@@ -69,8 +69,8 @@ static inline void *fattn_key_row(const fattn_problem *problem, const fattn_laun
 }
 
 /* Index of the factor of key j of head h in k_scales and v_scales. */
-static inline int64_t fattn_scale_index(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s,
-                                        int64_t h, int64_t j)
+FATTN_INLINE int64_t fattn_scale_index(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, int64_t h,
+                                       int64_t j)
 {
     const fattn_desc *d = &problem->desc;
     if (d->page_size > 0) {
@@ -81,8 +81,8 @@ static inline int64_t fattn_scale_index(const fattn_problem *problem, const fatt
 }
 
 /* What a score becomes before the mask: softcap, bias and ALiBi of scale q.k. The definition, in double. */
-static inline double fattn_score(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, int64_t h,
-                                 int64_t i, int64_t j, double x)
+FATTN_INLINE double fattn_score(const fattn_problem *problem, const fattn_launch *at, const fattn_sequence *s, int64_t h,
+                                int64_t i, int64_t j, double x)
 {
     const fattn_desc *d = &problem->desc;
     if (d->softcap != 0)

@@ -20,6 +20,12 @@ _Static_assert(offsetof(fattn_forward_args, mask_stride) == FATTN_FORWARD_ARGS_F
                "fields are only appended");
 _Static_assert(offsetof(fattn_backward_args, mask_stride) == FATTN_BACKWARD_ARGS_FIRST_SIZE || sizeof(void *) != 8,
                "fields are only appended");
+_Static_assert(offsetof(fattn_merge_args, stream) == FATTN_MERGE_ARGS_FIRST_SIZE || sizeof(void *) != 8,
+               "fields are only appended");
+_Static_assert(offsetof(fattn_merge_backward_args, stream) == FATTN_MERGE_BACKWARD_ARGS_FIRST_SIZE || sizeof(void *) != 8,
+               "fields are only appended");
+_Static_assert(offsetof(fattn_cache_args, stream) == FATTN_CACHE_ARGS_FIRST_SIZE || sizeof(void *) != 8,
+               "fields are only appended");
 
 /* ----------------------------------------------------------------------------------------------------------- structs */
 

@@ -25,6 +25,9 @@ fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_
 /* What forward reads, and no more: for fattn_scores. */
 fattn_status fattn_scores_args_read(const fattn_problem *problem, const fattn_forward_args *args, fattn_launch *launch);
 
+/* A stream is a GPU's: refuses one on the CPU. */
+fattn_status fattn_stream_check(const fattn_problem *problem, const void *stream);
+
 /* Whether the pages that hold keys [from, to) of sequence b exist. desc.page_size is not 0. */
 fattn_status fattn_pages_check(const fattn_desc *desc, const int32_t *page_table, int64_t b, int64_t from, int64_t to);
 

@@ -57,6 +57,13 @@ static int64_t pairs(const fattn_desc *d)
     return __builtin_mul_overflow(d->batch * d->seq_q, d->seq_k, &n) ? INT64_MAX : n;
 }
 
+fattn_status fattn_stream_check(const fattn_problem *problem, const void *stream)
+{
+    if (stream && problem->device == FATTN_DEVICE_CPU)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.stream is not NULL, but the context's device is the CPU");
+    return FATTN_OK;
+}
+
 /* What forward and backward have in common. */
 static fattn_status check_common(const fattn_problem *problem, const fattn_launch *at, const fattn_view *bias,
                                  const void *stream)
@@ -73,8 +80,9 @@ static fattn_status check_common(const fattn_problem *problem, const fattn_launc
                              {bias, "bias", (d->flags & FATTN_WITH_BIAS) != 0, pairs(d), "desc.flags"},
                              {at->slopes, "slopes", (d->flags & FATTN_WITH_SLOPES) != 0, d->heads_q, "desc.flags"},
                              {at->sinks, "sinks", (d->flags & FATTN_WITH_SINKS) != 0, d->heads_q, "desc.flags"}};
-    if (stream)
-        return fattn_fail(FATTN_ERROR_UNSUPPORTED, "args.stream is not NULL, but no kernel of this version runs on a GPU");
+    const fattn_status status = fattn_stream_check(problem, stream);
+    if (status != FATTN_OK)
+        return status;
     if (at->mask_stride != 0 && (!intervals || at->cu_q))
         return fattn_fail(FATTN_ERROR_ARGUMENT,
                           "args.mask_stride is %" PRId64 ", but there is no intervals mask of padded rows", at->mask_stride);
@@ -189,6 +197,8 @@ static void fill_absent(fattn_launch *at)
 static fattn_status check_lists(const fattn_problem *problem, fattn_launch *at)
 {
     fill_absent(at);
+    if (problem->device != FATTN_DEVICE_CPU)
+        return FATTN_OK; /* they lie in the device's memory */
     fattn_status status = check_lengths(&problem->desc, at);
     if (status == FATTN_OK)
         status = check_documents(problem, at);
@@ -419,6 +429,7 @@ static fattn_launch forward_launch(const fattn_forward_args *own)
                           .slopes = own->slopes,
                           .sinks = own->sinks,
                           .page_table = own->page_table,
+                          .stream = own->stream,
                           .k_scales = own->k_scales,
                           .v_scales = own->v_scales};
 }
@@ -542,6 +553,7 @@ static fattn_launch backward_launch(const fattn_backward_args *own)
                           .lse = (void *)(uintptr_t)own->lse, /* only forward writes it */
                           .dlse = own->dlse,
                           .dsinks = own->dsinks,
+                          .stream = own->stream,
                           .cu_q = own->cu_seqlens_q,
                           .cu_k = own->cu_seqlens_k,
                           .used_q = own->used_q,

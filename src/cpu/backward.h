@@ -298,12 +298,12 @@ static size_t backward_workspace(const fattn_problem *problem)
     return backward_is_empty(&problem->desc) ? 0 : backward_plan(&w, problem, NULL);
 }
 
-static void backward_run(const fattn_problem *problem, const fattn_launch *at)
+static fattn_status backward_run(const fattn_problem *problem, const fattn_launch *at)
 {
     const fattn_desc *desc = &problem->desc;
     backward w;
     if (backward_is_empty(desc))
-        return;
+        return FATTN_OK;
     backward_plan(&w, problem, at->workspace);
     w.at = at;
     w.split = w.may_split && desc->batch > 0 && !heads_are_even(&w);
@@ -319,6 +319,7 @@ static void backward_run(const fattn_problem *problem, const fattn_launch *at)
         fattn_run_units(at->context, problem->lanes, bias_units(&w), bias_run, &w);
     if (desc->flags & FATTN_WITH_DSINKS)
         fattn_run_units(at->context, problem->lanes, desc->heads_q, sink_run, &w);
+    return FATTN_OK;
 }
 
 #endif

@@ -582,12 +582,12 @@ static size_t decode_workspace(const fattn_problem *problem)
     return problem->desc.batch == 0 || problem->desc.seq_q == 0 ? 0 : decode_plan(&c, problem, NULL);
 }
 
-static void decode_run(const fattn_problem *problem, const fattn_launch *at)
+static fattn_status decode_run(const fattn_problem *problem, const fattn_launch *at)
 {
     const fattn_desc *desc = &problem->desc;
     decode c;
     if (desc->batch == 0 || desc->seq_q == 0)
-        return;
+        return FATTN_OK;
     decode_plan(&c, problem, at->workspace);
     c.at = at;
     c.first_unit[0] = c.first_row[0] = 0;
@@ -599,6 +599,7 @@ static void decode_run(const fattn_problem *problem, const fattn_launch *at)
     }
     fattn_run_units(at->context, problem->lanes, c.first_unit[desc->batch], decode_unit_run, &c);
     fattn_run_units(at->context, problem->lanes, c.first_row[desc->batch], join_run, &c);
+    return FATTN_OK;
 }
 
 #endif

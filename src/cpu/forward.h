@@ -357,11 +357,11 @@ static void forward_divide(const forward *f)
     }
 }
 
-static void forward_run(const fattn_problem *problem, const fattn_launch *at)
+static fattn_status forward_run(const fattn_problem *problem, const fattn_launch *at)
 {
     forward f;
     if (forward_is_empty(&problem->desc))
-        return;
+        return FATTN_OK;
     forward_plan(&f, problem, at->workspace);
     f.at = at;
     f.copy_v = values_are_copied(&f);
@@ -369,6 +369,7 @@ static void forward_run(const fattn_problem *problem, const fattn_launch *at)
     if (f.copy_v)
         fattn_run_units(at->context, problem->lanes, f.first_copy[problem->desc.batch], forward_copy_run, &f);
     fattn_run_units(at->context, problem->lanes, f.first_unit[problem->desc.batch], forward_unit_run, &f);
+    return FATTN_OK;
 }
 
 #endif

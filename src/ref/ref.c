@@ -345,12 +345,13 @@ static void run(const fattn_problem *problem, const fattn_launch *launch, int64_
     fattn_run_units(launch->context, lanes_for(problem), units, unit, &w);
 }
 
-static void forward(const fattn_problem *problem, const fattn_launch *launch)
+static fattn_status forward(const fattn_problem *problem, const fattn_launch *launch)
 {
     run(problem, launch, problem->desc.batch * problem->desc.heads_kv, forward_unit);
+    return FATTN_OK;
 }
 
-static void backward(const fattn_problem *problem, const fattn_launch *launch)
+static fattn_status backward(const fattn_problem *problem, const fattn_launch *launch)
 {
     const fattn_desc *d = &problem->desc;
     run(problem, launch, d->batch * d->heads_kv, backward_unit);
@@ -359,6 +360,7 @@ static void backward(const fattn_problem *problem, const fattn_launch *launch)
         run(problem, launch, shape.batch * shape.heads, bias_unit);
     if (d->flags & FATTN_WITH_DSINKS)
         run(problem, launch, d->heads_q, sink_unit);
+    return FATTN_OK;
 }
 
 extern const fattn_kernel_table fattn_ref;

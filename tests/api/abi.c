@@ -164,13 +164,14 @@ static void layout_of_merging(void **state)
     (void)state;
     if (sizeof(void *) != 8)
         skip();
-    assert_int_equal(sizeof(fattn_merge_args), 64);
+    assert_int_equal(sizeof(fattn_merge_args), 72);
     PIN(fattn_merge_args, count, 4);
     PIN(fattn_merge_args, outs, 8);
     PIN(fattn_merge_args, lses, 16);
     PIN(fattn_merge_args, out, 24);
     PIN(fattn_merge_args, lse, 56);
-    assert_int_equal(sizeof(fattn_merge_backward_args), 120);
+    PIN(fattn_merge_args, stream, 64); /* the first version ended here */
+    assert_int_equal(sizeof(fattn_merge_backward_args), 128);
     PIN(fattn_merge_backward_args, count, 4);
     PIN(fattn_merge_backward_args, outs, 8);
     PIN(fattn_merge_backward_args, lses, 16);
@@ -180,6 +181,7 @@ static void layout_of_merging(void **state)
     PIN(fattn_merge_backward_args, dlse, 96);
     PIN(fattn_merge_backward_args, douts, 104);
     PIN(fattn_merge_backward_args, dlses, 112);
+    PIN(fattn_merge_backward_args, stream, 120); /* likewise */
 }
 
 static void layout_of_cache_arguments(void **state)
@@ -187,7 +189,7 @@ static void layout_of_cache_arguments(void **state)
     (void)state;
     if (sizeof(void *) != 8)
         skip();
-    assert_int_equal(sizeof(fattn_cache_args), 240);
+    assert_int_equal(sizeof(fattn_cache_args), 248);
     PIN(fattn_cache_args, interleaved, 4);
     PIN(fattn_cache_args, k_new, 8);
     PIN(fattn_cache_args, v_new, 40);
@@ -203,6 +205,7 @@ static void layout_of_cache_arguments(void **state)
     PIN(fattn_cache_args, rotary_sin, 216);
     PIN(fattn_cache_args, rotary_dim, 224);
     PIN(fattn_cache_args, rotary_rows, 232);
+    PIN(fattn_cache_args, stream, 240); /* the first version ended here */
 }
 
 static void layout_of_the_rest(void **state)
@@ -210,24 +213,31 @@ static void layout_of_the_rest(void **state)
     (void)state;
     if (sizeof(void *) != 8)
         skip();
-    assert_int_equal(sizeof(fattn_context_options), 32);
+    assert_int_equal(sizeof(fattn_context_options), 40);
     PIN(fattn_context_options, threads, 4);
     PIN(fattn_context_options, parallel_for, 8);
     PIN(fattn_context_options, user, 16);
     PIN(fattn_context_options, kernel, 24);
-    assert_int_equal(sizeof(fattn_context_info), 32);
+    PIN(fattn_context_options, device, 32); /* the first version ended here */
+    PIN(fattn_context_options, device_index, 36);
+    assert_int_equal(sizeof(fattn_context_info), 48);
     PIN(fattn_context_info, threads, 4);
     PIN(fattn_context_info, cpu_features, 8);
     PIN(fattn_context_info, builtin_pool, 12);
     PIN(fattn_context_info, kernel, 16);
     PIN(fattn_context_info, build, 24);
-    assert_int_equal(sizeof(fattn_kernel_info), 40);
+    PIN(fattn_context_info, device, 32); /* likewise */
+    PIN(fattn_context_info, device_index, 36);
+    PIN(fattn_context_info, device_name, 40);
+    assert_int_equal(sizeof(fattn_kernel_info), 48);
     PIN(fattn_kernel_info, selected, 4);
     PIN(fattn_kernel_info, name, 8);
     PIN(fattn_kernel_info, refusal, 16);
     PIN(fattn_kernel_info, can_run, 24);
     PIN(fattn_kernel_info, needs, 28);
     PIN(fattn_kernel_info, workspace, 32);
+    PIN(fattn_kernel_info, device, 40); /* likewise */
+    PIN(fattn_kernel_info, rounds, 44);
 }
 
 /* Input structs of other versions: shorter than the first is refused, a longer one only if the unknown tail is set. */
@@ -336,15 +346,38 @@ static void versions_of_other_arguments(void **state)
     assert_int_equal(fattn_merge_backward(f.context, &f.desc, &backward.own), FATTN_OK);
     assert_int_equal(fattn_cache_append(f.context, &f.desc, &cache.own), FATTN_OK);
     merge.bytes[sizeof merge - 1] = backward.bytes[sizeof backward - 1] = cache.bytes[sizeof cache - 1] = 1;
-    assert_refused(&f, fattn_merge(f.context, &f.desc, &merge.own), FATTN_ERROR_ARGUMENT, "args.struct_size is 88");
+    assert_refused(&f, fattn_merge(f.context, &f.desc, &merge.own), FATTN_ERROR_ARGUMENT, "args.struct_size is 96");
     assert_refused(&f, fattn_merge_backward(f.context, &f.desc, &backward.own), FATTN_ERROR_ARGUMENT,
-                   "args.struct_size is 144");
-    assert_refused(&f, fattn_cache_append(f.context, &f.desc, &cache.own), FATTN_ERROR_ARGUMENT, "args.struct_size is 264");
+                   "args.struct_size is 152");
+    assert_refused(&f, fattn_cache_append(f.context, &f.desc, &cache.own), FATTN_ERROR_ARGUMENT, "args.struct_size is 272");
     merge.own.struct_size = 63, backward.own.struct_size = 119, cache.own.struct_size = 239;
     assert_refused(&f, fattn_merge(f.context, &f.desc, &merge.own), FATTN_ERROR_ARGUMENT, "args.struct_size is 63");
     assert_refused(&f, fattn_merge_backward(f.context, &f.desc, &backward.own), FATTN_ERROR_ARGUMENT,
                    "args.struct_size is 119");
     assert_refused(&f, fattn_cache_append(f.context, &f.desc, &cache.own), FATTN_ERROR_ARGUMENT, "args.struct_size is 239");
+    fixture_free(&f);
+}
+
+/* Their first versions end before the stream, and what lies there in memory is not looked at. */
+static void first_versions_of_other_arguments(void **state)
+{
+    fixture f;
+    (void)state;
+    if (sizeof(void *) != 8)
+        skip();
+    fixture_make(&f, FATTN_F32, NULL);
+    f.desc.batch = 0;
+    const fattn_view nothing = {NULL, 0, 0, 0};
+    const void *const no_lse = NULL;
+    void *const no_dlse = NULL;
+    const fattn_merge_args merge = {
+        .struct_size = 64, .count = 1, .outs = &nothing, .lses = &no_lse, .stream = &f /* refused if it were read */};
+    const fattn_merge_backward_args backward = {
+        .struct_size = 120, .count = 1, .outs = &nothing, .lses = &no_lse, .douts = &nothing, .dlses = &no_dlse, .stream = &f};
+    const fattn_cache_args cache = {.struct_size = 240, .stream = &f};
+    assert_int_equal(fattn_merge(f.context, &f.desc, &merge), FATTN_OK);
+    assert_int_equal(fattn_merge_backward(f.context, &f.desc, &backward), FATTN_OK);
+    assert_int_equal(fattn_cache_append(f.context, &f.desc, &cache), FATTN_OK);
     fixture_free(&f);
 }
 
@@ -361,7 +394,7 @@ static void versions_of_options(void **state)
     options.bytes[sizeof options - 1] = 1;
     assert_int_equal(fattn_context_create(&options.own, &context), FATTN_ERROR_ARGUMENT);
     assert_null(context);
-    options.own.struct_size = sizeof(fattn_context_options) - 1;
+    options.own.struct_size = 31; /* less than the first version's */
     context = (fattn_context *)&options;
     assert_int_equal(fattn_context_create(&options.own, &context), FATTN_ERROR_ARGUMENT);
     assert_null(context);
@@ -386,7 +419,7 @@ static void versions_of_results(void **state)
     assert_int_equal(fattn_kernel_query(f.context, &f.desc, FATTN_OP_FORWARD, 0, &kernel_info.own), FATTN_OK);
     assert_int_equal(kernel_info.own.struct_size, sizeof kernel_info);
     assert_int_equal(kernel_info.bytes[sizeof(fattn_kernel_info)], 0x5a);
-    context_info.own.struct_size = sizeof(fattn_context_info) - 1;
+    context_info.own.struct_size = 31;
     context_info.own.threads = 77;
     assert_int_equal(fattn_context_query(f.context, &context_info.own), FATTN_ERROR_ARGUMENT);
     assert_int_equal(context_info.own.threads, 77);
@@ -410,6 +443,7 @@ int main(void)
         cmocka_unit_test(versions_of_arguments),
         cmocka_unit_test(first_versions),
         cmocka_unit_test(versions_of_other_arguments),
+        cmocka_unit_test(first_versions_of_other_arguments),
         cmocka_unit_test(versions_of_options),
         cmocka_unit_test(versions_of_results),
     };

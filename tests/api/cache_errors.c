@@ -54,6 +54,7 @@ static void presence(void **state)
     assert_fails(fattn_cache_append(c.context, NULL, &c.args), FATTN_ERROR_ARGUMENT, "desc is NULL");
     assert_fails(fattn_cache_append(c.context, &c.desc, NULL), FATTN_ERROR_ARGUMENT, "args is NULL");
     SPOIL(args.struct_size, 239, FATTN_ERROR_ARGUMENT, "args.struct_size is 239");
+    SPOIL(args.stream, &c, FATTN_ERROR_ARGUMENT, "args.stream is not NULL");
     SPOIL(args.used_k, NULL, FATTN_ERROR_ARGUMENT, "args.used_k is NULL");
     SPOIL(args.page_table, NULL, FATTN_ERROR_ARGUMENT, "args.page_table is NULL");
     SPOIL(args.k_scales, NULL, FATTN_ERROR_ARGUMENT, "args.k_scales is NULL");

@@ -204,8 +204,8 @@ static void reserved_and_stream(void **state)
     (void)state;
     fixture_make(&f, FATTN_F32, NULL);
     f.forward.stream = f.backward.stream = &something;
-    assert_refused(&f, fattn_forward(f.context, &f.desc, &f.forward), FATTN_ERROR_UNSUPPORTED, "args.stream is not NULL");
-    assert_refused(&f, fattn_backward(f.context, &f.desc, &f.backward), FATTN_ERROR_UNSUPPORTED, "args.stream is not NULL");
+    assert_refused(&f, fattn_forward(f.context, &f.desc, &f.forward), FATTN_ERROR_ARGUMENT, "args.stream is not NULL");
+    assert_refused(&f, fattn_backward(f.context, &f.desc, &f.backward), FATTN_ERROR_ARGUMENT, "args.stream is not NULL");
     f.forward.stream = f.backward.stream = NULL;
     f.forward.reserved = 1;
     assert_refused(&f, fattn_forward(f.context, &f.desc, &f.forward), FATTN_ERROR_ARGUMENT, "args.reserved is 1");

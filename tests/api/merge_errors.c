@@ -67,6 +67,9 @@ static void pointers_and_counts(void **state)
     p.outs[2].data = p.out[2];
     p.outs[0].stride_row = INT64_MAX / 2;
     merge_refused(&p, "args.outs[0].stride_row");
+    p.forward.stream = p.backward.stream = &p;
+    merge_refused(&p, "args.stream is not NULL");
+    backward_refused(&p, "args.stream is not NULL");
     all_poison(p.whole, ROWS * DV * sizeof(float));
     all_poison(p.dout_p[0], ROWS * DV * sizeof(float));
     parts_free(&p);

@@ -1,0 +1,83 @@
+/*
+ * The CUDA backend's own: what a context holds of a GPU, and how kernels are launched.
+ *
+ * Kernels are compiled to images that the library carries (images.S); a context loads those for its GPU when it is made, all of
+ * them, so that calls neither allocate nor wait. A launch pushes the GPU's primary context for its duration: callers need not
+ * have made it current.
+ */
+#ifndef FATTN_CUDA_CUDA_H
+#define FATTN_CUDA_CUDA_H
+
+#include "core/context.h"
+#include "core/error.h"
+#include "gpu/driver.h"
+
+/* A kernel of an image. */
+typedef struct cuda_function {
+    const char *name; /* of the extern "C" function */
+    size_t shared;    /* bytes of shared memory that its launches ask for */
+} cuda_function;
+
+/* What nvcc made of one .cu file, and its kernels; the file of its launches defines it. */
+typedef struct cuda_image {
+    const unsigned char *bytes;
+    const cuda_function *functions;
+    int count; /* at most CUDA_FUNCTIONS_MOST */
+} cuda_image;
+
+/* The images, as backend.c lists them. */
+typedef enum cuda_image_id {
+    CUDA_IMAGE_EXACT,
+    CUDA_IMAGE_TENSOR_FORWARD,
+    CUDA_IMAGE_TENSOR_BACKWARD,
+    CUDA_IMAGE_CALLS,
+    CUDA_IMAGES
+} cuda_image_id;
+
+enum { CUDA_FUNCTIONS_MOST = 32 };
+
+extern const cuda_image fattn_cuda_exact_image, fattn_cuda_tensor_forward_image, fattn_cuda_tensor_backward_image,
+    fattn_cuda_calls_image;
+
+/* A GPU that a context runs on. */
+typedef struct cuda_gpu {
+    CUdevice device;
+    CUcontext context; /* the primary one */
+    char name[100];
+    int capability; /* 90 for 9.0 */
+    int multiprocessors;
+    int shared_most; /* bytes of shared memory that a block may ask for */
+    CUmodule module[CUDA_IMAGES];
+    CUfunction function[CUDA_IMAGES][CUDA_FUNCTIONS_MOST];
+} cuda_gpu;
+
+/* Blocks and threads of a launch. */
+typedef struct cuda_shape {
+    int64_t blocks;
+    int threads;
+} cuda_shape;
+
+enum { CUDA_BLOCKS_MOST = 0x7fffffff };
+
+static inline int64_t cuda_tiles(int64_t n, int64_t tile)
+{
+    return (n + tile - 1) / tile;
+}
+
+/* a * b, or more than any grid has. */
+static inline int64_t cuda_blocks(int64_t a, int64_t b)
+{
+    int64_t n;
+    return __builtin_mul_overflow(a, b, &n) || n > CUDA_BLOCKS_MOST ? (int64_t)CUDA_BLOCKS_MOST + 1 : n;
+}
+
+/* Launches kernel number `function` of an image on the call's stream. arguments: addresses of its parameters. Nothing to do if
+ * there are no blocks. */
+fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, void **arguments);
+
+/* The calls that need no kernel of the registry: fattn_backend's operations. */
+fattn_status cuda_merge(const fattn_context *context, const fattn_merging *m);
+fattn_status cuda_append(const fattn_context *context, const fattn_appending *a);
+fattn_status cuda_look(const fattn_context *context, const fattn_looking *looking);
+
+#endif
