@@ -3,7 +3,9 @@
  *
  *     bench_attention.c   the command line, and the grid of cells that it spans
  *     bench_words.c       the small languages of its options: masks, biases, lists of numbers
+ *     bench_place.c       where cells lie: the host, or a GPU
  *     bench_cell.c        times one cell
+ *     bench_gpu.c         the clock of a GPU, and how fast its memory copies
  *     bench_report.c      prints what was measured
  *     bench_sequences.c   lengths, masks and pages of a cell; how many scores it has
  *     bench_data.c        the tensors of a cell, and the call
@@ -14,6 +16,7 @@
 #define FATTN_CLI_BENCH_H
 
 #include "fattn/fattn.h"
+#include "gpu/memory.h"
 #include "machine.h"
 
 int bench_attention(int argc, char **argv);
@@ -34,6 +37,15 @@ typedef struct bench_mask {
 /* Which of its dimensions, besides that of keys, a bias has. */
 enum { BIAS_BATCH = 1, BIAS_HEAD = 2, BIAS_ROW = 4, BIAS_NONE = 8 };
 
+/* Where tensors lie and calls run: the host, or a GPU. */
+typedef struct bench_place {
+    fattn_device device;
+    const char *word; /* "cpu", "cuda" */
+    char name[GPU_NAME];
+    int multiprocessors; /* of a GPU */
+    gpu_device *gpu;     /* NULL: the host */
+} bench_place;
+
 /* One problem and how to time it. Every field but the last group is a part of the problem. */
 typedef struct bench_cell {
     bench_pass pass;
@@ -50,6 +62,7 @@ typedef struct bench_cell {
     int64_t page; /* rows of a page; 0: not paged */
     uint64_t seed;
 
+    const bench_place *place;
     int threads; /* 0: as the library chooses */
     double seconds;
     int kernels;
@@ -89,6 +102,26 @@ static inline fattn_dtype bench_lse_type(const bench_cell *cell)
     return cell->dtype == FATTN_F64 ? FATTN_F64 : FATTN_F32;
 }
 
+/* -------------------------------------------------------------------------------------------------------------- places */
+
+/* Finds the device. False, with one line on standard error, where it is not. A place of zeros may be closed. */
+bool bench_place_open(bench_place *place, fattn_device device);
+void bench_place_close(bench_place *place);
+
+/* A context's options for calls there. kernel: "auto", or names. */
+fattn_context_options bench_context_options(const bench_place *place, const char *kernel, int threads);
+
+/* Memory there; NULL if there is not enough. Nothing is in it. */
+void *bench_place_allocate(const bench_place *place, size_t bytes);
+void bench_place_free(const bench_place *place, void *memory);
+
+/* Waits until all calls are done. False after an error of a GPU. */
+bool bench_place_wait(const bench_place *place);
+
+/* What went wrong: the GPU's error since the last bench_place_forget, else the library's last. */
+const char *bench_place_error(const bench_place *place);
+void bench_place_forget(const bench_place *place);
+
 /* ---------------------------------------------------------------------------------------------------------- small words */
 
 /* The name of a type: f32, f64, bf16, f16, i8. */
@@ -109,15 +142,17 @@ int bench_read_numbers(const char *where, const char *text, double low, double h
 typedef struct bench_sequences {
     int64_t longest_q, longest_k;
     int64_t total_q, total_k; /* of all sequences */
-    int32_t *len_q, *len_k;   /* [batch] */
-    int32_t *cu_q, *cu_k;     /* [batch + 1]: rows before a sequence, as the library wants them */
-    int32_t *lo, *hi;         /* [total_q]: the keys lo .. hi-1 that a row keeps; also the arrays of an intervals mask */
-    int32_t *document_q;      /* [total_q], document mask only */
-    int32_t *document_k;      /* [total_k] */
-    int64_t pages, columns;   /* of all caches; of one */
-    int32_t *page_table;      /* [batch, columns] */
-    double scores;            /* pairs that are kept, over all heads */
-    double cache_rows;        /* rows of the cache of one head that are read, over all sequences */
+    int32_t *lists;           /* all of the following, one behind the other */
+    size_t lists_bytes;
+    int32_t *len_q, *len_k; /* [batch] */
+    int32_t *cu_q, *cu_k;   /* [batch + 1]: rows before a sequence, as the library wants them */
+    int32_t *lo, *hi;       /* [total_q]: the keys lo .. hi-1 that a row keeps; also the arrays of an intervals mask */
+    int32_t *document_q;    /* [total_q], document mask only */
+    int32_t *document_k;    /* [total_k] */
+    int64_t pages, columns; /* of all caches; of one */
+    int32_t *page_table;    /* [batch, columns] */
+    double scores;          /* pairs that are kept, over all heads */
+    double cache_rows;      /* rows of the cache of one head that are read, over all sequences */
 } bench_sequences;
 
 bool bench_sequences_make(bench_sequences *s, const bench_cell *cell);
@@ -135,27 +170,37 @@ double bench_bytes(const bench_cell *cell, const bench_sequences *s);
 
 /* ----------------------------------------------------------------------------------------------------------------- data */
 
-/* A tensor of set 0. The strides of dimensions that it lacks are 0. */
+/* A tensor of set 0, on the host. The strides of dimensions that it lacks are 0. */
 typedef struct bench_tensor {
     fattn_view view;
     fattn_dtype type;
     int64_t batch, heads, rows, cols; /* in memory */
 } bench_tensor;
 
-/* Tensors of a cell: `sets` copies of everything, used in turns. */
+/* Tensors of a cell: `sets` copies of everything, used in turns. The host has set 0 and the lists, and calls use what stands at
+ * the same distance from `base` and `base_lists`: on the host that is the same memory. */
 typedef struct bench_data {
+    const bench_place *place;
     int sets;
     bench_sequences sequences;
     fattn_desc desc;
     bench_tensor q, k, v, out, lse, k_scales, v_scales, bias, slopes, sinks, dout, dq, dk, dv, dbias, dsinks;
     size_t set_bytes; /* from one set to the next, for every tensor */
-    void *memory;
+    void *memory;     /* the host's; on the CPU all sets, else set 0 */
     size_t memory_bytes;
+    unsigned char *base;
+    unsigned char *base_lists;
 } bench_data;
 
 /* Allocates and fills with random numbers. out and lse, which backward reads, come from an automatic forward. */
 bool bench_data_make(bench_data *data, const bench_cell *cell);
 void bench_data_free(bench_data *data);
+
+/* Fills set 0's results with NaN, so that a kernel that writes nothing does not pass for the one before it. */
+bool bench_data_poison(bench_data *data, const bench_cell *cell);
+
+/* Waits for calls, and brings what they left in set 0 to the host. False after an error of a GPU. */
+bool bench_data_fetch(bench_data *data);
 
 /* Calls the library on one set. */
 fattn_status bench_call(const bench_cell *cell, const fattn_context *context, const bench_data *data, int set, void *workspace,
@@ -169,6 +214,8 @@ double bench_error(const bench_cell *cell, const bench_data *data, double *allow
 
 /* --------------------------------------------------------------------------------------------------------------- timing */
 
+enum { BENCH_RUNS_MAX = 20000 };
+
 /* What one kernel needed. */
 typedef struct bench_result {
     const char *name; /* of the kernel that ran; NULL: it refused */
@@ -179,6 +226,34 @@ typedef struct bench_result {
     double max_error, allowed_error; /* absolute, on the sampled rows */
 } bench_result;
 
+/* A kernel at work. */
+typedef struct bench_turn {
+    const bench_cell *cell;
+    const bench_data *data;
+    const char *asked;
+    fattn_context *context;
+    void *workspace;
+    size_t bytes;
+    double *samples; /* seconds of each run */
+    int runs, next_set;
+    double spent;
+    double call_seconds; /* GPU: about what a call takes, once warm */
+    vector_unit unit;    /* CPU */
+    bench_result result;
+} bench_turn;
+
+/* Calls the library on the turn's next set. */
+bool bench_turn_call(bench_turn *t);
+
+/* Calls over and over until the GPU's clock and temperature are those of such work. False after an error. */
+bool bench_gpu_warm_up(bench_turn *t);
+
+/* Takes samples for so many seconds. False after an error. */
+bool bench_gpu_sample(bench_turn *t, double seconds);
+
+/* Bytes read and written per second, in 1e9, by a copy within the GPU's memory; NaN after an error. */
+double bench_gpu_copy_bandwidth(const bench_place *place);
+
 /* Times a cell and prints it. Returns an exit code. */
 int bench_run_cell(const bench_cell *cell);
 
@@ -186,8 +261,8 @@ int bench_run_cell(const bench_cell *cell);
 typedef struct bench_setting {
     const bench_cell *cell;
     const bench_sequences *sequences;
-    int threads;      /* that ran */
-    double read_gbps; /* decode: of plain reading */
+    int threads;      /* that ran; 0 on a GPU */
+    double read_gbps; /* decode: of plain reading; on a GPU, of a copy */
 } bench_setting;
 
 void bench_print_heads(void);

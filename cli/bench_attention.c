@@ -12,6 +12,8 @@
 #include "cli.h"
 #include "options.h"
 
+enum { DEVICES = FATTN_DEVICE_CUDA + 1 };
+
 /* A list of real numbers: its text, and what it says. */
 typedef struct number_list {
     const char *text;
@@ -33,6 +35,7 @@ typedef struct bench_options {
     int masks_count; /* what the texts say */
     bench_mask masks[BENCH_LIST_MAX];
     option_ints biases;
+    bench_place places[DEVICES]; /* open, if the list of devices has them */
 } bench_options;
 
 static const char *const device_words[] = {"cpu", "cuda", NULL};
@@ -178,6 +181,12 @@ static bool parse(bench_options *o, int argc, char **argv, int *status)
             "of keys and values that the mask keeps, and their factors. Each call reads another copy, so that nothing comes\n"
             "from a cache of the processor, and fraction_of_copy compares bytes / ms_min with the best rate at which as many\n"
             "threads read the same memory, measured before, after and between the runs.\n\n"
+            "On a GPU events between queued calls are the clock, after a quarter of a second of the same calls; of calls under "
+            "20\n"
+            "microseconds several are one run. decode's copies have at least 256 MiB, and fraction_of_copy compares with a "
+            "copy\n"
+            "of a gigabyte within the GPU's memory, bytes read plus bytes written. There is no peak_gflops. --threads means "
+            "nothing.\n\n"
             "With --varlen the sequences are packed, batch x seq rows in all; decode has caches of differing used lengths.",
         .table = table};
     return options_parse(&set, argc, argv, status);
@@ -202,14 +211,14 @@ static bool has(const option_ints *list, int64_t item)
     return false;
 }
 
-/* Whether the library knows every kernel of the list. */
+/* Whether the library knows every kernel of the list; for any device, as those of another one are left out. */
 static bool kernels_exist(const bench_options *o)
 {
+    const bench_place host = {0};
     for (int i = 0; i < o->kernels.count; i++) {
         fattn_context *context = NULL;
         const char *name = o->kernels.item[i];
-        const fattn_context_options options = {
-            .struct_size = sizeof options, .threads = 1, .kernel = strcmp(name, "auto") ? name : NULL};
+        const fattn_context_options options = bench_context_options(&host, name, 1);
         if (fattn_context_create(&options, &context) != FATTN_OK) {
             cli_error("--kernel: %s: %s", name, fattn_last_error());
             return false;
@@ -219,13 +228,23 @@ static bool kernels_exist(const bench_options *o)
     return true;
 }
 
+static bool open_places(bench_options *o)
+{
+    for (int device = 0; device < DEVICES; device++)
+        if (has(&o->devices, device) && !bench_place_open(&o->places[device], (fattn_device)device))
+            return false;
+    return true;
+}
+
+static void close_places(bench_options *o)
+{
+    for (int device = 0; device < DEVICES; device++)
+        bench_place_close(&o->places[device]);
+}
+
 /* What can be said without looking at cells. */
 static bool supported(const bench_options *o)
 {
-    if (has(&o->devices, 1)) {
-        cli_error("--device: cuda: this library has no kernels for it");
-        return false;
-    }
     if (o->kernels.count > BENCH_KERNELS_MAX) {
         cli_error("--kernel: %d names are more than %d", o->kernels.count, BENCH_KERNELS_MAX);
         return false;
@@ -257,6 +276,7 @@ static bool read_lists(bench_options *o)
 
 /* The axes of the grid in the order in which they are walked, the last one fastest. */
 typedef enum axis {
+    AXIS_DEVICE,
     AXIS_PASS,
     AXIS_DTYPE,
     AXIS_OUT,
@@ -313,6 +333,7 @@ static bench_cell make_cell(const bench_options *o, const int64_t at[AXES])
                        .dropout = o->dropouts.item[at[AXIS_DROPOUT]],
                        .page = o->pages.item[at[AXIS_PAGE]],
                        .seed = (uint64_t)o->seed,
+                       .place = &o->places[o->devices.item[at[AXIS_DEVICE]]],
                        .threads = (int)o->threads.item[at[AXIS_THREADS]],
                        .seconds = o->seconds,
                        .json = o->json,
@@ -417,13 +438,13 @@ static bool advance(int64_t at[AXES], const int counts[AXES])
 static void count_axes(const bench_options *o, int counts[AXES])
 {
     const int all[AXES] = {
-        [AXIS_PASS] = o->passes.count,      [AXIS_DTYPE] = o->dtypes.count,   [AXIS_OUT] = o->out_dtypes.count,
-        [AXIS_KV] = o->kvs.count,           [AXIS_LAYOUT] = o->layouts.count, [AXIS_DIM] = o->dim.count,
-        [AXIS_DIM_V] = o->dim_v.count,      [AXIS_HEADS] = o->heads.count,    [AXIS_HEADS_KV] = o->heads_kv.count,
-        [AXIS_BATCH] = o->batch.count,      [AXIS_BIAS] = o->biases.count,    [AXIS_SOFTCAP] = o->softcaps.count,
-        [AXIS_DROPOUT] = o->dropouts.count, [AXIS_PAGE] = o->pages.count,     [AXIS_MASK] = o->masks_count,
-        [AXIS_SEQ] = o->seq.count,          [AXIS_SEQ_Q] = o->seq_q.count,    [AXIS_SEQ_K] = o->seq_k.count,
-        [AXIS_THREADS] = o->threads.count};
+        [AXIS_DEVICE] = o->devices.count,    [AXIS_PASS] = o->passes.count,      [AXIS_DTYPE] = o->dtypes.count,
+        [AXIS_OUT] = o->out_dtypes.count,    [AXIS_KV] = o->kvs.count,           [AXIS_LAYOUT] = o->layouts.count,
+        [AXIS_DIM] = o->dim.count,           [AXIS_DIM_V] = o->dim_v.count,      [AXIS_HEADS] = o->heads.count,
+        [AXIS_HEADS_KV] = o->heads_kv.count, [AXIS_BATCH] = o->batch.count,      [AXIS_BIAS] = o->biases.count,
+        [AXIS_SOFTCAP] = o->softcaps.count,  [AXIS_DROPOUT] = o->dropouts.count, [AXIS_PAGE] = o->pages.count,
+        [AXIS_MASK] = o->masks_count,        [AXIS_SEQ] = o->seq.count,          [AXIS_SEQ_Q] = o->seq_q.count,
+        [AXIS_SEQ_K] = o->seq_k.count,       [AXIS_THREADS] = o->threads.count};
     memcpy(counts, all, sizeof all);
 }
 
@@ -448,10 +469,14 @@ static int run_grid(const bench_options *o)
     count_axes(o, counts);
     do {
         bench_cell cell = make_cell(o, at);
+        if (cell.place->gpu && at[AXIS_THREADS] > 0)
+            continue; /* a GPU's calls use no threads */
         cell.first = first;
         const int result = bench_run_cell(&cell);
         if (result == CLI_WRONG)
             return result;
+        if (!bench_place_wait(cell.place)) /* a GPU that is of no more use; it was said why */
+            return CLI_FAILED;
         code = result != CLI_OK ? result : code;
         first = false;
     } while (advance(at, counts));
@@ -463,9 +488,10 @@ int bench_attention(int argc, char **argv)
     bench_options *o = malloc(sizeof *o);
     int status = CLI_FAILED;
     if (o && read_options(o, argc, argv, &status)) {
-        status = read_lists(o) && supported(o) ? check_grid(o) : CLI_WRONG;
+        status = read_lists(o) && supported(o) && open_places(o) ? check_grid(o) : CLI_WRONG;
         if (status == CLI_OK)
             status = run_grid(o);
+        close_places(o);
     }
     free(o);
     return status;

@@ -2,7 +2,8 @@
  * The tensors of a timed problem, and the call.
  *
  * Filling takes numbers from a table of normal ones, as drawing, say, a gigabyte of halves anew would take longer than what is
- * timed. All sets hold the same numbers: what counts is that they lie elsewhere.
+ * timed. All sets hold the same numbers: what counts is that they lie elsewhere. Everything is made on the host; a GPU gets a
+ * copy, and calls get pointers into it.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -118,12 +119,17 @@ static void broadcast(bench_tensor *t)
     t->view.stride_row = t->rows == 1 ? 0 : t->view.stride_row;
 }
 
+/* The last cache of a place, or more. 128 MiB: GPUs have 40 (A100) to 126 (B200) of it. */
+static size_t last_cache(const bench_place *place)
+{
+    const size_t least = (size_t)(place->gpu ? 128 : 32) << 20, cache = place->gpu ? 0 : machine_cache(3);
+    return cache < least ? least : cache;
+}
+
 /* How many sets: for decode so many that together they are twice the last cache, so that each call reads memory. */
 static int sets_for(const bench_cell *cell, size_t set_bytes)
 {
-    size_t cache = machine_cache(3);
-    if (cache < (size_t)32 << 20)
-        cache = (size_t)32 << 20;
+    const size_t cache = last_cache(cell->place);
     if (cell->pass != BENCH_DECODE || set_bytes == 0)
         return 1;
     const size_t sets = 1 + 2 * cache / set_bytes;
@@ -132,7 +138,7 @@ static int sets_for(const bench_cell *cell, size_t set_bytes)
 
 static bool map_memory(bench_data *data)
 {
-    data->memory_bytes = (size_t)data->sets * data->set_bytes + 4096;
+    data->memory_bytes = (size_t)(data->place->gpu ? 1 : data->sets) * data->set_bytes + 4096;
     data->memory = mmap(NULL, data->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data->memory == MAP_FAILED) {
         data->memory = NULL;
@@ -159,18 +165,37 @@ static void *make_table(fattn_dtype type, random_state *r)
 }
 
 /* Four numbers of the table for each word of random bits. */
-static bool fill_normal(const bench_tensor *t, random_state *r)
+static inline void draw(unsigned char *to, const unsigned char *table, size_t size, int64_t count, random_state *r)
 {
-    const int64_t count = count_of(t);
-    const size_t size = type_size(t->type);
-    unsigned char *to = t->view.data, *table = make_table(t->type, r);
     uint64_t bits = 0;
-    for (int64_t i = 0; table && i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         bits = i % 4 == 0 ? random_bits(r) : bits >> 14;
         memcpy(to + (size_t)i * size, table + (bits % TABLE) * size, size);
     }
+}
+
+/* A loop for each size: copies whose size the compiler does not know take several times as long. */
+static bool fill_normal(const bench_tensor *t, random_state *r)
+{
+    const int64_t count = count_of(t);
+    unsigned char *to = t->view.data, *table = make_table(t->type, r);
+    if (!table)
+        return false;
+    switch (type_size(t->type)) {
+    case 1:
+        draw(to, table, 1, count, r);
+        break;
+    case 2:
+        draw(to, table, 2, count, r);
+        break;
+    case 4:
+        draw(to, table, 4, count, r);
+        break;
+    default:
+        draw(to, table, 8, count, r);
+    }
     free(table);
-    return table != NULL;
+    return true;
 }
 
 static bool fill(const bench_tensor *t, filling kind, random_state *r)
@@ -190,8 +215,14 @@ static fattn_view of_set(const bench_data *data, const bench_tensor *t, int set)
 {
     fattn_view view = t->view;
     if (view.data)
-        view.data = (unsigned char *)view.data + (size_t)set * data->set_bytes;
+        view.data = data->base + ((unsigned char *)view.data - (unsigned char *)data->memory) + (size_t)set * data->set_bytes;
     return view;
+}
+
+/* A list where calls use it, or NULL where they do not. */
+static const int32_t *of_list(const bench_data *data, const int32_t *list, bool wanted)
+{
+    return wanted ? (const int32_t *)(data->base_lists + ((const char *)list - (const char *)data->sequences.lists)) : NULL;
 }
 
 /* The arguments of a forward call, without workspace. `bias` is the set's, and must live as long as the call. */
@@ -206,20 +237,21 @@ static fattn_forward_args forward_args(const bench_cell *cell, const bench_data 
                                 .v = of_set(data, &data->v, set),
                                 .out = of_set(data, &data->out, set),
                                 .lse = of_set(data, &data->lse, set).data,
-                                .cu_seqlens_q = packed ? s->cu_q : NULL,
-                                .cu_seqlens_k = packed ? s->cu_k : NULL,
-                                .used_k = cell->varlen && !packed ? s->len_k : NULL,
-                                .mask_lo = intervals ? s->lo : NULL,
-                                .mask_hi = intervals ? s->hi : NULL,
+                                .cu_seqlens_q = of_list(data, s->cu_q, packed),
+                                .cu_seqlens_k = of_list(data, s->cu_k, packed),
+                                .used_k = of_list(data, s->len_k, cell->varlen && !packed),
+                                .mask_lo = of_list(data, s->lo, intervals),
+                                .mask_hi = of_list(data, s->hi, intervals),
                                 .mask_stride = intervals && !packed ? cell->seq_q : 0,
                                 .bias = bias->data ? bias : NULL,
                                 .slopes = of_set(data, &data->slopes, set).data,
                                 .sinks = of_set(data, &data->sinks, set).data,
-                                .document_q = documents ? s->document_q : NULL,
-                                .document_k = documents ? s->document_k : NULL,
-                                .page_table = cell->page > 0 ? s->page_table : NULL,
+                                .document_q = of_list(data, s->document_q, documents),
+                                .document_k = of_list(data, s->document_k, documents),
+                                .page_table = of_list(data, s->page_table, cell->page > 0),
                                 .k_scales = of_set(data, &data->k_scales, set).data,
-                                .v_scales = of_set(data, &data->v_scales, set).data};
+                                .v_scales = of_set(data, &data->v_scales, set).data,
+                                .stream = data->place->gpu ? gpu_stream(data->place->gpu) : NULL};
 }
 
 static fattn_status call_forward(const bench_cell *cell, const fattn_context *context, const bench_data *data, int set,
@@ -265,35 +297,55 @@ static bool run_forward(const bench_cell *cell, const bench_data *data)
 {
     fattn_context *context;
     size_t bytes = 0;
-    const fattn_context_options options = {.struct_size = sizeof options, .kernel = ""}; /* whatever FATTN_KERNEL says */
+    const fattn_context_options options = bench_context_options(data->place, "", 0); /* whatever FATTN_KERNEL says */
     if (fattn_context_create(&options, &context) != FATTN_OK)
         return false;
     bool ok = fattn_workspace_size(context, &data->desc, FATTN_OP_FORWARD, &bytes) == FATTN_OK;
-    void *workspace = malloc(bytes + 1);
+    void *workspace = bench_place_allocate(data->place, bytes);
     for (int set = 0; ok && set < data->sets; set++)
         ok = workspace && call_forward(cell, context, data, set, workspace, bytes, NULL) == FATTN_OK;
-    free(workspace);
+    ok = ok && bench_place_wait(data->place);
+    bench_place_free(data->place, workspace);
     fattn_context_destroy(context);
     return ok;
 }
 
-static bool fill_all(bench_data *data, const bench_cell *cell, const plan plans[TENSORS])
+static bool fill_all(const bench_cell *cell, const plan plans[TENSORS])
 {
     for (int i = 0; i < TENSORS; i++) {
         random_state r = random_start(cell->seed, (uint64_t)i);
         if (plans[i].wanted && plans[i].fill != FILL_NOT && !fill(plans[i].tensor, plans[i].fill, &r))
             return false;
     }
-    for (int set = 1; set < data->sets; set++)
-        memcpy((unsigned char *)data->memory + (size_t)set * data->set_bytes, data->memory, data->set_bytes);
     return true;
+}
+
+/* What calls use, made of the host's set 0 and lists. */
+static bool spread_host(bench_data *data)
+{
+    data->base = data->memory;
+    data->base_lists = (unsigned char *)data->sequences.lists;
+    for (int set = 1; set < data->sets; set++)
+        memcpy(data->base + (size_t)set * data->set_bytes, data->base, data->set_bytes);
+    return true;
+}
+
+static bool spread_gpu(bench_data *data, gpu_device *g)
+{
+    data->base = gpu_allocate(g, (size_t)data->sets * data->set_bytes);
+    data->base_lists = data->base ? gpu_allocate(g, data->sequences.lists_bytes) : NULL;
+    bool ok = data->base_lists && gpu_put(g, data->base, data->memory, data->set_bytes) &&
+              gpu_put(g, data->base_lists, data->sequences.lists, data->sequences.lists_bytes);
+    for (int set = 1; ok && set < data->sets; set++)
+        ok = gpu_copy(g, data->base + (size_t)set * data->set_bytes, data->base, data->set_bytes);
+    return ok && gpu_wait(g);
 }
 
 bool bench_data_make(bench_data *data, const bench_cell *cell)
 {
     plan plans[TENSORS];
     size_t offsets[TENSORS] = {0};
-    *data = (bench_data){0};
+    *data = (bench_data){.place = cell->place};
     if (!bench_sequences_make(&data->sequences, cell))
         return false;
     data->desc = bench_desc(cell, &data->sequences);
@@ -311,11 +363,36 @@ bool bench_data_make(bench_data *data, const bench_cell *cell)
             place(plans[i].tensor, (unsigned char *)data->memory + offsets[i], cell->bshd && !plans[i].plain);
     broadcast(&data->bias);
     broadcast(&data->dbias);
-    return fill_all(data, cell, plans) && (cell->pass != BENCH_BACKWARD || run_forward(cell, data));
+    return fill_all(cell, plans) && (cell->place->gpu ? spread_gpu(data, cell->place->gpu) : spread_host(data)) &&
+           (cell->pass != BENCH_BACKWARD || run_forward(cell, data));
+}
+
+bool bench_data_poison(bench_data *data, const bench_cell *cell)
+{
+    const bench_tensor *const forward[] = {&data->out, &data->lse, NULL};
+    const bench_tensor *const backward[] = {&data->dq, &data->dk, &data->dv, &data->dbias, &data->dsinks, NULL};
+    bool ok = true;
+    for (const bench_tensor *const *t = cell->pass == BENCH_BACKWARD ? backward : forward; *t; t++) {
+        const size_t bytes = (*t)->view.data ? (size_t)count_of(*t) * type_size((*t)->type) : 0;
+        if (data->place->gpu)
+            ok = ok && gpu_fill(data->place->gpu, of_set(data, *t, 0).data, 0xff, bytes);
+        else if (bytes > 0)
+            memset((*t)->view.data, 0xff, bytes);
+    }
+    return ok;
+}
+
+bool bench_data_fetch(bench_data *data)
+{
+    return !data->place->gpu || gpu_get(data->place->gpu, data->memory, data->base, data->set_bytes);
 }
 
 void bench_data_free(bench_data *data)
 {
+    if (data->place && data->place->gpu) {
+        gpu_release(data->place->gpu, data->base);
+        gpu_release(data->place->gpu, data->base_lists);
+    }
     if (data->memory)
         munmap(data->memory, data->memory_bytes);
     bench_sequences_free(&data->sequences);

@@ -70,14 +70,15 @@ void bench_print_json(const bench_setting *s, const bench_result *r)
 {
     static const char *const passes[] = {"fwd", "bwd", "decode"};
     const figures f = figures_of(s, r);
-    char cpu[128];
-    machine_cpu_name(cpu, sizeof cpu);
+    const bench_place *place = s->cell->place;
     json_out json = json_begin(stdout);
     json_string(&json, "op", s->cell->pass == BENCH_BACKWARD ? "backward" : "forward");
     json_string(&json, "pass", passes[s->cell->pass]);
     json_string(&json, "kernel", r->name);
-    json_string(&json, "device", "cpu");
-    json_string(&json, "device_name", cpu);
+    json_string(&json, "device", place->word);
+    json_string(&json, "device_name", place->name);
+    if (place->gpu)
+        json_int(&json, "multiprocessors", place->multiprocessors);
     json_shape(&json, s);
     json_features(&json, s);
     json_int(&json, "threads", s->threads);
@@ -86,6 +87,8 @@ void bench_print_json(const bench_setting *s, const bench_result *r)
     json_int(&json, "runs", r->runs);
     json_double(&json, "ns_per_score", f.ns_per_score);
     json_double(&json, "gflops", f.gflops);
+    if (place->gpu)
+        json_double(&json, "tflops", 1e-3 * f.gflops);
     json_double(&json, "peak_gflops", r->peak_gflops);
     json_double(&json, "fraction_of_peak", f.fraction_of_peak);
     json_double(&json, "bytes", f.bytes);
@@ -149,6 +152,15 @@ void bench_print_heads(void)
            "thr", "ms", "ms_min", "gflops", "/peak", "GB/s", "/copy", "error", "speed", "features");
 }
 
+/* A fraction, or room where there is none. */
+static void print_fraction(double fraction)
+{
+    if (isnan(fraction))
+        printf(" %6s", "");
+    else
+        printf(" %6.3f", fraction);
+}
+
 /* `reference` is the least time of the first kernel of the cell, to which the others are compared. */
 void bench_print_row(const bench_setting *s, const bench_result *r, double reference)
 {
@@ -158,12 +170,11 @@ void bench_print_row(const bench_setting *s, const bench_result *r, double refer
     bench_mask_name(&cell->mask, mask);
     shape_text(cell, shape, sizeof shape);
     feature_text(cell, features, sizeof features);
-    printf("%-26s %-4s %-26s %-14s %-4s %3d %10.4f %10.4f %8.1f %6.3f %7.1f", r->name, bench_type_name(cell->dtype), shape,
-           mask, cell->bshd ? "bshd" : "bhsd", s->threads, r->ms, r->ms_min, f.gflops, f.fraction_of_peak, f.gbps);
-    if (cell->pass == BENCH_DECODE)
-        printf(" %6.3f", f.fraction_of_copy);
-    else
-        printf(" %6s", "");
+    printf("%-26s %-4s %-26s %-14s %-4s %3d %10.4f %10.4f %8.1f", r->name, bench_type_name(cell->dtype), shape, mask,
+           cell->bshd ? "bshd" : "bhsd", s->threads, r->ms, r->ms_min, f.gflops);
+    print_fraction(f.fraction_of_peak);
+    printf(" %7.1f", f.gbps);
+    print_fraction(cell->pass == BENCH_DECODE ? f.fraction_of_copy : (double)NAN);
     printf(" %8.1e %6.2f%s\n", r->max_error, reference / r->ms_min, features);
     fflush(stdout);
 }

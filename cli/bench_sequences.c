@@ -19,6 +19,8 @@ enum { STREAM_LENGTHS = 40, STREAM_MASK, STREAM_PAGES };
 
 enum { INTERVAL_ROWS = 64 };
 
+enum { LIST_STEP = 64 }; /* numbers from one list's beginning to another's, a multiple of */
+
 /* ---------------------------------------------------------------------------------------------------------- descriptor */
 
 static uint32_t flags_of(const bench_cell *cell)
@@ -232,6 +234,7 @@ static void count_scores(bench_sequences *s, const bench_cell *cell)
     }
 }
 
+/* All lists in one piece, so that one copy brings them elsewhere. */
 static bool allocate(bench_sequences *s, const bench_cell *cell)
 {
     const struct {
@@ -240,12 +243,16 @@ static bool allocate(bench_sequences *s, const bench_cell *cell)
     } lists[] = {{&s->len_q, cell->batch},     {&s->len_k, cell->batch},     {&s->cu_q, cell->batch + 1},
                  {&s->cu_k, cell->batch + 1},  {&s->lo, s->total_q},         {&s->hi, s->total_q},
                  {&s->document_q, s->total_q}, {&s->document_k, s->total_k}, {&s->page_table, s->pages}};
+    size_t at[sizeof lists / sizeof lists[0]], all = 0;
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        *lists[i].list = calloc((size_t)lists[i].count + 1, sizeof(int32_t));
-        if (!*lists[i].list)
-            return false;
+        at[i] = all;
+        all += (size_t)(lists[i].count + LIST_STEP) / LIST_STEP * LIST_STEP;
     }
-    return true;
+    s->lists_bytes = all * sizeof(int32_t);
+    s->lists = calloc(all, sizeof(int32_t));
+    for (size_t i = 0; s->lists && i < sizeof lists / sizeof lists[0]; i++)
+        *lists[i].list = s->lists + at[i];
+    return s->lists != NULL;
 }
 
 bool bench_sequences_make(bench_sequences *s, const bench_cell *cell)
@@ -262,9 +269,7 @@ bool bench_sequences_make(bench_sequences *s, const bench_cell *cell)
 
 void bench_sequences_free(bench_sequences *s)
 {
-    int32_t *const lists[] = {s->len_q, s->len_k, s->cu_q, s->cu_k, s->lo, s->hi, s->document_q, s->document_k, s->page_table};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
-        free(lists[i]);
+    free(s->lists);
     *s = (bench_sequences){0};
 }
 

@@ -99,17 +99,12 @@ static void print_json(const suite *s)
 }
 
 /* What the command line says, put into the suite. Returns false after a mistake. */
-static bool configure(suite *s, const check_options *o, const char *pattern)
+static bool configure(suite *s, const check_options *o, int device, const char *pattern)
 {
     if (o->quick && o->full) {
         cli_error("check: --quick and --full exclude each other");
         return false;
     }
-    for (int i = 0; i < o->devices.count; i++)
-        if (o->devices.item[i] == 1) {
-            cli_error("--device: cuda: this library has no kernels for it");
-            return false;
-        }
     if (o->threads.count > HARNESS_THREADS_MAX) {
         cli_error("--threads: %d numbers are more than %d", o->threads.count, HARNESS_THREADS_MAX);
         return false;
@@ -123,31 +118,47 @@ static bool configure(suite *s, const check_options *o, const char *pattern)
     s->harness.threads_count = o->threads.count;
     for (int i = 0; i < o->threads.count; i++)
         s->harness.threads[i] = (int)o->threads.item[i];
+    char reason[300];
+    if (device == 1 && !o->list && !harness_use_gpu(&s->harness, reason, sizeof reason)) {
+        cli_error("--device: cuda: %s", reason);
+        return false;
+    }
     return true;
 }
 
-int cmd_check(int argc, char **argv)
+/* The checks of one device. */
+static int check_device(const check_options *o, int device, const char *pattern)
 {
-    check_options o = {.devices = option_ints_of(0), .seed = 1, .threads = {.count = 3, .item = {1, 2, 7}}};
-    int status;
-    if (!parse(&o, argc, argv, &status))
-        return status;
     suite s = suite_make();
-    if (!configure(&s, &o, optind < argc ? argv[optind] : NULL))
+    int status = CLI_OK;
+    if (!configure(&s, o, device, pattern))
         status = CLI_WRONG;
-    else if (o.list)
-        status = list_problems(&s, o.json);
+    else if (o->list)
+        status = list_problems(&s, o->json);
     else {
-        harness_catch_faults(o.json ? STDERR_FILENO : STDOUT_FILENO);
-        if (!suite_run(&s, o.json ? stderr : stdout)) {
+        harness_catch_faults(o->json ? STDERR_FILENO : STDOUT_FILENO);
+        if (!suite_run(&s, o->json ? stderr : stdout)) {
             cli_error("check: %s", s.complaint);
             status = CLI_WRONG;
         } else
             status = s.failed ? CLI_FAILED : CLI_OK;
         cli_progress_end();
-        if (o.json && status != CLI_WRONG)
+        if (o->json && status != CLI_WRONG)
             print_json(&s);
     }
     suite_free(&s);
+    return status;
+}
+
+int cmd_check(int argc, char **argv)
+{
+    check_options o = {.devices = option_ints_of(0), .seed = 1, .threads = {.count = 3, .item = {1, 2, 7}}};
+    int status = CLI_OK;
+    if (!parse(&o, argc, argv, &status))
+        return status;
+    for (int i = 0; i < o.devices.count; i++) {
+        const int result = check_device(&o, (int)o.devices.item[i], optind < argc ? argv[optind] : NULL);
+        status = result > status ? result : status;
+    }
     return status;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "gpu/memory.h"
 #include "json_out.h"
 #include "machine.h"
 #include "options.h"
@@ -87,9 +88,51 @@ static void each_kernel(harness *h, json_out *json)
         }
 }
 
+/* "9.0" */
+static void capability_text(const gpu_info *gpu, char text[16])
+{
+    snprintf(text, 16, "%d.%d", gpu->capability / 10, gpu->capability % 10);
+}
+
+static void print_gpu(const gpu_info *gpu)
+{
+    char capability[16];
+    capability_text(gpu, capability);
+    printf("gpu       %s, compute capability %s, %.1f GiB, %d multiprocessors\n", gpu->name, capability,
+           (double)gpu->memory / (1 << 30), gpu->multiprocessors);
+}
+
+static void json_gpu(json_out *json, const gpu_info *gpu)
+{
+    char capability[16];
+    capability_text(gpu, capability);
+    json_open(json, NULL, '{');
+    json_string(json, "name", gpu->name);
+    json_string(json, "compute_capability", capability);
+    json_int(json, "memory_bytes", (int64_t)gpu->memory);
+    json_int(json, "multiprocessors", gpu->multiprocessors);
+    json_close(json, '}');
+}
+
+/* Prints every GPU. Returns false, with the reason, if there is none or one cannot be looked at. */
+static bool each_gpu(json_out *json, char *reason, size_t size)
+{
+    const int count = gpu_count(reason, size);
+    for (int i = 0; i < count; i++) {
+        gpu_info gpu;
+        if (!gpu_look(i, &gpu, reason, size))
+            return false;
+        if (json)
+            json_gpu(json, &gpu);
+        else
+            print_gpu(&gpu);
+    }
+    return count > 0;
+}
+
 static void print_info(harness *h, const fattn_context_info *info)
 {
-    char text[160], cpu[128];
+    char text[160], cpu[128], reason[300];
     list_features(info->cpu_features, text, sizeof text);
     machine_cpu_name(cpu, sizeof cpu);
     printf("fattn     %s (header %d.%d.%d)\n", fattn_version(), FATTN_VERSION_MAJOR, FATTN_VERSION_MINOR, FATTN_VERSION_PATCH);
@@ -97,7 +140,8 @@ static void print_info(harness *h, const fattn_context_info *info)
     printf("cpu       %s\n", cpu);
     printf("features  %s\n", *text ? text : "none beyond the base");
     printf("threads   %d\n", info->threads);
-    printf("gpus      none (this library has no kernels for them)\n");
+    if (!each_gpu(NULL, reason, sizeof reason))
+        printf("gpus      none: %s\n", reason);
     printf("forced    %s\n", info->kernel ? info->kernel : "no kernel");
     printf("kernels\n");
     each_kernel(h, NULL);
@@ -105,7 +149,7 @@ static void print_info(harness *h, const fattn_context_info *info)
 
 static void json_info(harness *h, const fattn_context_info *info)
 {
-    char cpu[128];
+    char cpu[128], reason[300];
     machine_cpu_name(cpu, sizeof cpu);
     json_out json = json_begin(stdout);
     json_string(&json, "version", fattn_version());
@@ -118,7 +162,9 @@ static void json_info(harness *h, const fattn_context_info *info)
     json_close(&json, ']');
     json_int(&json, "threads", info->threads);
     json_open(&json, "gpus", '[');
+    const bool any = each_gpu(&json, reason, sizeof reason);
     json_close(&json, ']');
+    json_string(&json, "gpus_absent", any ? NULL : reason);
     json_string(&json, "forced", info->kernel);
     json_open(&json, "kernels", '[');
     each_kernel(h, &json);

@@ -112,24 +112,29 @@ typedef struct scale_of_errors {
     fattn_dtype type;
 } scale_of_errors;
 
-static scale_of_errors errors_of(const test_case *c, result_kind kind)
+/* Tensor cores truncate where they add, and powers of 2 are the GPU's own, to 2 ulp. */
+enum { TENSOR_CORE_UNITS = 4 };
+
+static scale_of_errors errors_of(const test_case *c, result_kind kind, fattn_dtype rounds)
 {
     const problem *p = &c->p;
     const bool wide = p->dtype == FATTN_F64, forward = p->op == FATTN_OP_FORWARD;
     const double terms = (double)(p->seq_k + p->seq_q * p->group + 4);
     const fattn_dtype type = result_type(p, kind);
+    const bool weighted = kind != RESULT_LSE && kind != RESULT_DSINKS;
+    const double rounding = rounds == FATTN_DTYPE_NONE ? 0 : weighted ? type_half_ulp(rounds, 1) / 0x1p-24 : TENSOR_CORE_UNITS;
     const double flushed = wide && type == FATTN_F32 ? (double)FLT_MIN : 0; /* dsinks of a problem in double */
     return (scale_of_errors){.eps = wide ? 0x1p-53 : 0x1p-24,
-                             .units = (forward ? 2 : 3) * (c->worst[kind] + 1) + equal_terms(p) / 4,
+                             .units = (forward ? 2 : 3) * (c->worst[kind] + 1 + rounding) + equal_terms(p) / 4,
                              .tiny = 256 * terms * (wide ? DBL_MIN : (double)FLT_MIN) + flushed,
                              .rounded = type != (wide ? FATTN_F64 : FATTN_F32),
                              .type = type};
 }
 
-static bool judge_result(test_case *c, result_kind kind, verdict *v)
+static bool judge_result(test_case *c, result_kind kind, fattn_dtype rounds, verdict *v)
 {
     const problem *p = &c->p;
-    const scale_of_errors s = errors_of(c, kind);
+    const scale_of_errors s = errors_of(c, kind, rounds);
     const int64_t rows = result_rows(p, kind), cols = result_cols(p, kind);
     get_result(c, kind);
     for (int64_t e = 0; e < rows * cols; e++) {
@@ -151,10 +156,10 @@ static bool judge_result(test_case *c, result_kind kind, verdict *v)
     return true;
 }
 
-static bool judge_numbers(test_case *c, verdict *v)
+static bool judge_numbers(test_case *c, fattn_dtype rounds, verdict *v)
 {
     for (int kind = 0; kind < RESULT_COUNT; kind++)
-        if (result_wanted(&c->p, (result_kind)kind) && !judge_result(c, (result_kind)kind, v))
+        if (result_wanted(&c->p, (result_kind)kind) && !judge_result(c, (result_kind)kind, rounds, v))
             return false;
     return true;
 }
@@ -219,7 +224,7 @@ static bool run_single(harness *h, const test_case *c, const char *kernel, verdi
            fail(v, "%s of sequence %" PRId64 " has other bits when it is run alone", result_names[kind], c->single_b);
 }
 
-verdict case_run(harness *h, test_case *c, const char *kernel)
+verdict case_run(harness *h, test_case *c, const char *kernel, fattn_dtype rounds)
 {
     verdict v = {.passed = true};
     const char *ran = NULL;
@@ -229,7 +234,7 @@ verdict case_run(harness *h, test_case *c, const char *kernel)
         fail(&v, "the call reports that '%s' ran", ran ? ran : "(nothing)");
         return v;
     }
-    if (!judge_numbers(c, &v))
+    if (!judge_numbers(c, rounds, &v))
         return v;
     save_outputs(c);
     if (!run_single(h, c, kernel, &v))

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "call.h"
+#include "mirror.h"
 
 /* What runs now, for the fault handler. */
 static char running[PROBLEM_NAME_SIZE + 96];
@@ -62,6 +63,17 @@ void harness_free(harness *h)
 {
     while (h->cached)
         drop_oldest(h);
+    mirror_close(h->gpu);
+    h->gpu = NULL;
+}
+
+bool harness_use_gpu(harness *h, char *reason, size_t size)
+{
+    harness_free(h);
+    h->threads[0] = 1; /* of the host; they do nothing */
+    h->threads_count = 1;
+    h->gpu = mirror_open(0, reason, size);
+    return h->gpu != NULL;
 }
 
 static bool same_text(const char *a, const char *b)
@@ -76,7 +88,10 @@ fattn_context *harness_context(harness *h, const char *kernel, int threads)
             return h->cache[i].context;
     if (h->cached == HARNESS_CONTEXTS_MAX)
         drop_oldest(h);
-    const fattn_context_options options = {.struct_size = sizeof options, .threads = threads, .kernel = kernel};
+    const fattn_context_options options = {.struct_size = sizeof options,
+                                           .threads = threads,
+                                           .kernel = kernel,
+                                           .device = h->gpu ? FATTN_DEVICE_CUDA : FATTN_DEVICE_CPU};
     fattn_context *context;
     if (fattn_context_create(&options, &context) != FATTN_OK)
         return NULL;
@@ -113,13 +128,16 @@ int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_M
         fattn_kernel_info info = {.struct_size = sizeof info};
         if (fattn_kernel_query(context, &desc, p->op, index, &info) != FATTN_OK)
             break;
+        if (info.device != machine.device)
+            continue;
         entries[count++] = (kernel_entry){.name = info.name,
                                           .refusal = info.can_run   ? NULL
                                                      : info.refusal ? info.refusal
                                                                     : "gives no reason",
                                           .lacks = info.needs & ~machine.cpu_features,
                                           .of_type = name_is_of(info.name, p->dtype),
-                                          .selected = info.selected != 0};
+                                          .selected = info.selected != 0,
+                                          .rounds = (fattn_dtype)info.rounds};
     }
     return count;
 }
@@ -196,31 +214,48 @@ static bool bytes_are(const unsigned char *bytes, unsigned char value, size_t co
     return true;
 }
 
+/* Calls the library, on the harness's device. block: the workspace with what surrounds it. */
+static bool call(harness *h, test_case *c, const fattn_context *context, fattn_forward_args *args, unsigned char *block,
+                 size_t bytes, int threads, verdict *v)
+{
+    const bool forward = c->p.op == FATTN_OP_FORWARD;
+    fattn_backward_args backward = case_backward_args(c, args);
+    fattn_view bias, dbias;
+    char reason[300];
+    if (h->gpu) {
+        if (!mirror_push(h->gpu, c, block, bytes, reason, sizeof reason))
+            return verdict_fail(v, "%s", reason);
+        mirror_move_forward(h->gpu, args, &bias);
+        mirror_move_backward(h->gpu, &backward, &bias, &dbias);
+    }
+    const fattn_status status = forward ? h->forward(context, &c->desc, args) : h->backward(context, &c->desc, &backward);
+    if (h->gpu && !mirror_pull(h->gpu, c, reason, sizeof reason))
+        return verdict_fail(v, "%s", reason);
+    return status == FATTN_OK ||
+           verdict_fail(v, "%s with %d threads: %s", fattn_status_name(status), threads, fattn_last_error());
+}
+
 bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v)
 {
     const fattn_context *context = harness_context(h, kernel, threads);
-    const bool forward = c->p.op == FATTN_OP_FORWARD;
     fattn_forward_args args = case_forward_args(c);
     set_running(c, kernel);
     if (!context || fattn_workspace_size(context, &c->desc, c->p.op, &args.workspace_size) != FATTN_OK)
         return verdict_fail(v, "with %d threads: %s", threads, fattn_last_error());
     for (int i = 0; i < c->outputs_count; i++)
         arena_poison(&c->outputs[i]);
-    const size_t bytes = args.workspace_size;
-    unsigned char *block = malloc(bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW);
+    const size_t bytes = args.workspace_size, all = bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW;
+    unsigned char *block = malloc(all);
     if (!block)
         return verdict_fail(v, "no memory for a workspace of %zu bytes", bytes);
-    memset(block, 0xff, bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW);
+    memset(block, 0xff, all);
     unsigned char *workspace = block + WORKSPACE_BAND + WORKSPACE_SKEW;
     args.workspace = bytes ? workspace : NULL;
     args.kernel = ran;
-    args.lse = with_lse || !forward ? args.lse : NULL;
-    const fattn_backward_args backward = case_backward_args(c, &args);
-    const fattn_status status = forward ? h->forward(context, &c->desc, &args) : h->backward(context, &c->desc, &backward);
+    args.lse = with_lse || c->p.op == FATTN_OP_BACKWARD ? args.lse : NULL;
+    const bool ok = call(h, c, context, &args, block, all, threads, v);
     const bool tidy =
         bytes_are(block, 0xff, WORKSPACE_BAND + WORKSPACE_SKEW) && bytes_are(workspace + bytes, 0xff, WORKSPACE_BAND);
     free(block);
-    if (status != FATTN_OK)
-        return verdict_fail(v, "%s with %d threads: %s", fattn_status_name(status), threads, fattn_last_error());
-    return tidy || verdict_fail(v, "writes outside its workspace of %zu bytes with %d threads", bytes, threads);
+    return ok && (tidy || verdict_fail(v, "writes outside its workspace of %zu bytes with %d threads", bytes, threads));
 }

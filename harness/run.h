@@ -15,7 +15,9 @@
  *     this result (in units of its row, before rounding to the result's type), factor 2 forward and 3 backward, floor 2 forward
  *     and 3 backward (the naive computation of a small problem may be exact by luck), a quarter of seq_k more where all keys
  * are equal, and tiny for subnormal numbers, which kernels flush to zero; the half ulp only where the result's type is coarser
- *     than eps (rounding to it is one of the unit's errors where it is not);
+ *     than eps (rounding to it is one of the unit's errors where it is not); for a kernel that rounds probabilities and their
+ *     gradients to a type of 16 bits before it multiplies with them, A is floor * that type's half ulp of 1 * unit larger, or
+ * for lse and dsinks floor * 4 * eps * unit, what tensor cores and the GPU's powers of 2 lose;
  *   - a second run, runs with other numbers of threads, a run without lse, and for a causal mask a run with window (-1, 0),
  * give the same bits; and so does a run with one of several sequences alone (but for dbias and dsinks, which sum over
  * sequences).
@@ -27,6 +29,9 @@
 
 enum { HARNESS_CONTEXTS_MAX = 256, HARNESS_THREADS_MAX = 8, VERDICT_TEXT = 400, KERNELS_MAX = 64 };
 
+/* A GPU's memory, see mirror.h. */
+typedef struct mirror mirror;
+
 /* What runs the library, with contexts kept for later problems. The two functions may be replaced, which is how the
  * harness is tested: by kernels that are wrong. */
 typedef struct harness {
@@ -34,6 +39,7 @@ typedef struct harness {
     fattn_status (*backward)(const fattn_context *, const fattn_desc *, const fattn_backward_args *);
     int threads[HARNESS_THREADS_MAX]; /* numbers of threads to run with; the results of the first are judged */
     int threads_count;
+    mirror *gpu; /* runs are on GPU 0; NULL: on the CPU */
     struct {
         char *kernel; /* NULL: automatic */
         int threads;
@@ -43,6 +49,10 @@ typedef struct harness {
 } harness;
 
 harness harness_make(void); /* 1, 2 and 7 threads */
+
+/* From here on runs are on GPU 0. False, with the reason, if that cannot be. */
+bool harness_use_gpu(harness *h, char *reason, size_t size);
+
 void harness_free(harness *h);
 
 /* A context that forces a kernel (NULL: none), from the cache; it stays valid while HARNESS_CONTEXTS_MAX - 1 others are made.
@@ -53,12 +63,13 @@ fattn_context *harness_context(harness *h, const char *kernel, int threads);
 typedef struct kernel_entry {
     const char *name;
     const char *refusal; /* NULL: can run it */
-    uint32_t lacks;      /* CPU features that it needs and this machine lacks */
+    uint32_t lacks;      /* features that it needs and this machine lacks */
     bool of_type;        /* its name ends in no other type than the problem's: _f32, _f64, _f16, _bf16 */
     bool selected;       /* what an automatic call would run */
+    fattn_dtype rounds;  /* FATTN_DTYPE_NONE, or what it rounds probabilities to before they are multiplied */
 } kernel_entry;
 
-/* Every kernel of the problem's operation, in the library's order. Returns how many. */
+/* Every kernel of the problem's operation that runs on the harness's device, in the library's order. Returns how many. */
 int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_MAX]);
 
 enum { CASE_INPUTS_MAX = 24, CASE_OUTPUTS_MAX = 5 };
@@ -104,7 +115,8 @@ typedef struct verdict {
     char text[VERDICT_TEXT]; /* what is wrong */
 } verdict;
 
-verdict case_run(harness *h, test_case *c, const char *kernel);
+/* rounds: see kernel_entry. */
+verdict case_run(harness *h, test_case *c, const char *kernel, fattn_dtype rounds);
 
 /* For judge.c: notes in the verdict what is wrong, and returns false. */
 bool verdict_fail(verdict *v, const char *format, ...) __attribute__((format(printf, 2, 3)));

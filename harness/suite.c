@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "mirror.h"
+
 suite suite_make(void)
 {
     return (suite){.level = LIST_DEFAULT, .seed = 1, .harness = harness_make()};
@@ -122,7 +124,7 @@ static void run_kernel(suite *s, test_case *c, const kernel_entry *entry, FILE *
         s->skipped++;
         return;
     }
-    const verdict v = case_run(&s->harness, c, entry->name);
+    const verdict v = case_run(&s->harness, c, entry->name, entry->rounds);
     count_verdict(s, k, &c->p, entry->name, &v, file);
 }
 
@@ -142,11 +144,22 @@ static void run_automatic(suite *s, test_case *c, const kernel_entry *entries, i
 
 static void run_look(suite *s, const test_case *c, FILE *file)
 {
-    if (c->p.op != FATTN_OP_FORWARD)
+    if (c->p.op != FATTN_OP_FORWARD || s->harness.gpu) /* tests/cuda/look.c has those */
         return;
     const verdict v = case_look(&s->harness, c);
     if (!v.passed)
         count_verdict(s, NULL, &c->p, "fattn_scores", &v, file);
+}
+
+static void run_kernels(suite *s, test_case *c, const kernel_entry *entries, int count, FILE *file)
+{
+    for (int i = 0; i < count; i++)
+        if (entries[i].of_type && kernel_wanted(s, entries[i].name))
+            run_kernel(s, c, &entries[i], file);
+    if (s->kernels_count == 0) {
+        run_automatic(s, c, entries, count, file);
+        run_look(s, c, file);
+    }
 }
 
 static void run_problem(suite *s, const problem *p, FILE *file)
@@ -161,13 +174,11 @@ static void run_problem(suite *s, const problem *p, FILE *file)
         free(c);
         return;
     }
-    for (int i = 0; i < count; i++)
-        if (entries[i].of_type && kernel_wanted(s, entries[i].name))
-            run_kernel(s, c, &entries[i], file);
-    if (s->kernels_count == 0) {
-        run_automatic(s, c, entries, count, file);
-        run_look(s, c, file);
-    }
+    if (s->harness.gpu && !mirror_has_room(s->harness.gpu, c)) {
+        s->unplaced++;
+        s->skipped++;
+    } else
+        run_kernels(s, c, entries, count, file);
     case_free(c);
     free(c);
 }
@@ -176,11 +187,21 @@ static void run_problem(suite *s, const problem *p, FILE *file)
 
 static void print_features(FILE *file, uint32_t features)
 {
-    static const char *const names[] = {"AVX2", "AVX-512", "F16C", "AVX512_BF16", "AMX-BF16"};
+    static const struct {
+        uint32_t bit;
+        const char *name;
+    } known[] = {{FATTN_CPU_AVX2, "AVX2"},
+                 {FATTN_CPU_AVX512, "AVX-512"},
+                 {FATTN_CPU_F16C, "F16C"},
+                 {FATTN_CPU_AVX512_BF16, "AVX512_BF16"},
+                 {FATTN_CPU_AMX_BF16, "AMX-BF16"},
+                 {FATTN_CUDA_SM80, "compute capability 8.0"},
+                 {FATTN_CUDA_SM90, "compute capability 9.0"},
+                 {FATTN_CUDA_SHARED, "163 KiB of shared memory for a block"}};
     const char *comma = "";
-    for (int i = 0; i < 5; i++)
-        if (features & (1u << i)) {
-            fprintf(file, "%s%s", comma, names[i]);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (features & known[i].bit) {
+            fprintf(file, "%s%s", comma, known[i].name);
             comma = ", ";
         }
 }
