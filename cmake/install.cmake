@@ -16,6 +16,9 @@ install(FILES ${PROJECT_BINARY_DIR}/fattn-config.cmake ${PROJECT_BINARY_DIR}/fat
   DESTINATION ${package_dir})
 
 set(pkg_private "-lm ${CMAKE_THREAD_LIBS_INIT}")
+if(FATTN_CUDA AND CMAKE_DL_LIBS)
+  string(APPEND pkg_private " -l${CMAKE_DL_LIBS}")
+endif()
 string(STRIP "${pkg_private}" pkg_private)
 if(FATTN_WITH_ONEDNN)
   string(PREPEND pkg_private "-ldnnl -lgomp ")
