@@ -125,7 +125,9 @@ static scale_of_errors errors_of(const test_case *c, result_kind kind, fattn_dty
     const double terms = (double)(p->seq_k + p->seq_q * p->group + 4);
     const fattn_dtype type = result_type(p, kind);
     const bool weighted = kind != RESULT_LSE && kind != RESULT_DSINKS;
-    const double rounding = rounds == FATTN_DTYPE_NONE ? 0 : weighted ? type_half_ulp(rounds, 1) / 0x1p-24 : tensor_core_units(p);
+    const double rounding = rounds == FATTN_DTYPE_NONE ? 0
+                            : weighted                 ? type_half_ulp(rounds, 1) / 0x1p-24
+                                                       : tensor_core_units(p);
     const double flushed = wide && type == FATTN_F32 ? (double)FLT_MIN : 0; /* dsinks of a problem in double */
     return (scale_of_errors){.eps = wide ? 0x1p-53 : 0x1p-24,
                              .units = (forward ? 2 : 3) * (c->worst[kind] + 1 + rounding) + equal_terms(p) / 4,

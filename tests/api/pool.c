@@ -122,6 +122,37 @@ static void threads_that_make_no_sense(void **state)
     }
 }
 
+static void devices_that_make_no_sense(void **state)
+{
+    static const struct {
+        int32_t device, index;
+        const char *text;
+    } wrong[] = {{-1, 0, "options.device is -1"},
+                 {2, 0, "options.device is 2"},
+                 {FATTN_DEVICE_CPU, 1, "options.device_index is 1, but options.device is the CPU"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        fattn_context *context;
+        const fattn_context_options options = {
+            .struct_size = sizeof options, .device = wrong[i].device, .device_index = wrong[i].index};
+        assert_int_equal(fattn_context_create(&options, &context), FATTN_ERROR_ARGUMENT);
+        assert_non_null(strstr(fattn_last_error(), wrong[i].text));
+        assert_null(context);
+    }
+}
+
+/* A GPU that is not there, or a build without CUDA, is an error with a reason. */
+static void gpus_that_are_not_there(void **state)
+{
+    fattn_context *context;
+    const fattn_context_options options = {.struct_size = sizeof options, .device = FATTN_DEVICE_CUDA, .device_index = 1000};
+    (void)state;
+    const fattn_status status = fattn_context_create(&options, &context);
+    assert_true(status == FATTN_ERROR_ARGUMENT || status == FATTN_ERROR_SYSTEM || status == FATTN_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(fattn_last_error(), "options.device"));
+    assert_null(context);
+}
+
 static void as_many_as_there_are(void **state)
 {
     fattn_context *context;
@@ -449,10 +480,16 @@ int main(void)
     fill(dout, FATTN_F32, ROWS * D, 14);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(system_without_threads), /* first: the system keeps the stacks of threads that ended */
-        cmocka_unit_test(any_number_of_threads),     cmocka_unit_test(threads_that_make_no_sense),
-        cmocka_unit_test(as_many_as_there_are),      cmocka_unit_test(own_parallel_for),
-        cmocka_unit_test(parallel_for_with_threads), cmocka_unit_test(many_users),
-        cmocka_unit_test(forked_children),           cmocka_unit_test(forked_while_busy),
+        cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(threads_that_make_no_sense),
+        cmocka_unit_test(devices_that_make_no_sense),
+        cmocka_unit_test(gpus_that_are_not_there),
+        cmocka_unit_test(as_many_as_there_are),
+        cmocka_unit_test(own_parallel_for),
+        cmocka_unit_test(parallel_for_with_threads),
+        cmocka_unit_test(many_users),
+        cmocka_unit_test(forked_children),
+        cmocka_unit_test(forked_while_busy),
         cmocka_unit_test(floating_point_mode),
     };
     return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
