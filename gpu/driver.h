@@ -13,7 +13,6 @@
 /* Every call that is used anywhere, once. */
 #define GPU_DRIVER_CALLS(X)                                                                                                    \
     X(cuInit)                                                                                                                  \
-    X(cuDriverGetVersion)                                                                                                      \
     X(cuGetErrorName)                                                                                                          \
     X(cuGetErrorString)                                                                                                        \
     X(cuDeviceGetCount)                                                                                                        \
@@ -30,19 +29,15 @@
     X(cuModuleLoadData)                                                                                                        \
     X(cuModuleUnload)                                                                                                          \
     X(cuModuleGetFunction)                                                                                                     \
-    X(cuFuncGetAttribute)                                                                                                      \
     X(cuFuncSetAttribute)                                                                                                      \
     X(cuFuncLoad)                                                                                                              \
     X(cuLaunchKernelEx)                                                                                                        \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                                                                             \
     X(cuMemAlloc)                                                                                                              \
     X(cuMemFree)                                                                                                               \
-    X(cuMemGetInfo)                                                                                                            \
     X(cuMemcpyHtoDAsync)                                                                                                       \
     X(cuMemcpyDtoHAsync)                                                                                                       \
     X(cuMemcpyDtoDAsync)                                                                                                       \
     X(cuMemsetD8Async)                                                                                                         \
-    X(cuMemsetD32Async)                                                                                                        \
     X(cuStreamCreate)                                                                                                          \
     X(cuStreamDestroy)                                                                                                         \
     X(cuStreamSynchronize)                                                                                                     \
@@ -55,9 +50,7 @@
     X(cuEventCreate)                                                                                                           \
     X(cuEventDestroy)                                                                                                          \
     X(cuEventRecord)                                                                                                           \
-    X(cuEventSynchronize)                                                                                                      \
-    X(cuEventElapsedTime)                                                                                                      \
-    X(cuTensorMapEncodeTiled)
+    X(cuEventElapsedTime)
 
 typedef struct gpu_driver_calls {
 #define GPU_FIELD(call) __typeof__(&call) call;

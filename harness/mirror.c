@@ -76,9 +76,11 @@ static bool place_all(mirror *m)
         gpu_release(m->gpu, m->pool);
         m->pool = gpu_allocate(m->gpu, wanted);
         m->pool_bytes = m->pool ? wanted : 0;
-        if (!m->pool || !gpu_fill(m->gpu, m->pool, 0xff, wanted))
+        if (!m->pool)
             return false;
     }
+    if (!gpu_fill(m->gpu, m->pool, 0xff, all))
+        return false;
     char *at = m->pool;
     for (int i = 0; i < m->places; i++) {
         m->place[i].gpu = at + (uintptr_t)m->place[i].host % ALIGNMENT;

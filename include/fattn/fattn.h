@@ -280,7 +280,8 @@ typedef struct fattn_context fattn_context;
  */
 FATTN_API FATTN_MUST_CHECK fattn_status fattn_context_create(const fattn_context_options *options, fattn_context **context);
 
-/* Ends its threads and frees it. No call may be using it. NULL does nothing. */
+/* Ends its threads and frees it. No call may be using it; of a GPU's, waits for the GPU, and graphs that captured its calls
+ * must not be launched any more. NULL does nothing. */
 FATTN_API void fattn_context_destroy(fattn_context *context);
 
 /* CPU features that kernels ask for. */

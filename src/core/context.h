@@ -38,7 +38,8 @@ struct fattn_context {
     void *user;
     fattn_pool *pool; /* NULL if threads is 1 or the caller has a parallel_for */
     char *kernel;     /* forced names, or NULL */
-    /* By op - 1: kernels that are forced, or all if none is, and whose CPU features are here; in the order of preference. */
+    /* By op - 1: kernels that are forced, or all if none is, and whose device is the context's and has what they need; in the
+     * order of preference. */
     int32_t candidate_count[2];
     const fattn_kernel *candidates[2][FATTN_MAX_KERNELS];
 };

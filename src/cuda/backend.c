@@ -31,7 +31,6 @@ static CUresult read_attributes(const gpu_driver_calls *cu, cuda_gpu *gpu)
         int *to;
     } wanted[] = {{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major},
                   {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor},
-                  {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &gpu->multiprocessors},
                   {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &gpu->shared_most}};
     CUresult result = cu->cuDeviceGetName(gpu->name, sizeof gpu->name, gpu->device);
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted && result == CUDA_SUCCESS; i++)
@@ -72,6 +71,7 @@ static void close_gpu(void *state)
     cuda_gpu *gpu = state;
     CUcontext before;
     if (gpu->context && cu->cuCtxPushCurrent(gpu->context) == CUDA_SUCCESS) {
+        cu->cuCtxSynchronize(); /* kernels may still run */
         for (int i = 0; i < CUDA_IMAGES; i++)
             if (gpu->module[i])
                 cu->cuModuleUnload(gpu->module[i]);

@@ -44,8 +44,7 @@ typedef struct cuda_gpu {
     CUdevice device;
     CUcontext context; /* the primary one */
     char name[100];
-    int capability; /* 90 for 9.0 */
-    int multiprocessors;
+    int capability;  /* 90 for 9.0 */
     int shared_most; /* bytes of shared memory that a block may ask for */
     CUmodule module[CUDA_IMAGES];
     CUfunction function[CUDA_IMAGES][CUDA_FUNCTIONS_MOST];
@@ -64,11 +63,16 @@ static inline int64_t cuda_tiles(int64_t n, int64_t tile)
     return (n + tile - 1) / tile;
 }
 
-/* a * b, or more than any grid has. */
+/* a * b tiles, or more than any grid has: not for what is still to be divided into tiles. */
 static inline int64_t cuda_blocks(int64_t a, int64_t b)
 {
     int64_t n;
     return __builtin_mul_overflow(a, b, &n) || n > CUDA_BLOCKS_MOST ? (int64_t)CUDA_BLOCKS_MOST + 1 : n;
+}
+
+static inline const char *cuda_too_large(bool large)
+{
+    return large ? "takes no problem of more than 2^31 - 1 blocks" : NULL;
 }
 
 /* Launches kernel number `function` of an image on the call's stream. arguments: addresses of its parameters. Nothing to do if

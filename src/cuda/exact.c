@@ -39,7 +39,7 @@ static int64_t widths_of(int64_t columns)
 /* Blocks of each launch. */
 static int64_t row_tiles(const fattn_problem *problem)
 {
-    return cuda_tiles(cuda_blocks(problem->group, problem->desc.seq_q), EXACT_TILE);
+    return cuda_tiles(problem->group * problem->desc.seq_q, EXACT_TILE);
 }
 
 static int64_t forward_blocks(const fattn_problem *problem)
@@ -51,7 +51,7 @@ static int64_t forward_blocks(const fattn_problem *problem)
 static int64_t delta_blocks(const fattn_problem *problem)
 {
     const fattn_desc *d = &problem->desc;
-    return cuda_tiles(cuda_blocks(cuda_blocks(d->batch, d->heads_q), d->seq_q), EXACT_THREADS / 32);
+    return cuda_tiles(d->batch * d->heads_q * d->seq_q, EXACT_THREADS / 32);
 }
 
 static int64_t queries_blocks(const fattn_problem *problem)
@@ -77,11 +77,6 @@ static int64_t bias_blocks_most(const fattn_problem *problem)
     const fattn_desc *d = &problem->desc;
     return cuda_blocks(cuda_blocks(d->batch, d->heads_q),
                        cuda_blocks(cuda_tiles(d->seq_q, EXACT_TILE), cuda_tiles(d->seq_k, EXACT_TILE)));
-}
-
-static const char *too_large(bool large)
-{
-    return large ? "takes no problem of more than 2^31 - 1 blocks" : NULL;
 }
 
 size_t cuda_exact_delta_bytes(const fattn_problem *problem)
@@ -152,13 +147,13 @@ static fattn_status backward(const fattn_problem *problem, const fattn_launch *a
 
 static const char *refuse_forward(const fattn_problem *problem)
 {
-    return too_large(forward_blocks(problem) > CUDA_BLOCKS_MOST);
+    return cuda_too_large(forward_blocks(problem) > CUDA_BLOCKS_MOST);
 }
 
 static const char *refuse_backward(const fattn_problem *problem)
 {
-    return too_large(queries_blocks(problem) > CUDA_BLOCKS_MOST || keys_blocks(problem) > CUDA_BLOCKS_MOST ||
-                     !cuda_exact_rest_fits(problem));
+    return cuda_too_large(queries_blocks(problem) > CUDA_BLOCKS_MOST || keys_blocks(problem) > CUDA_BLOCKS_MOST ||
+                          !cuda_exact_rest_fits(problem));
 }
 
 /* Every type in one row each. */

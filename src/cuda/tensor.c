@@ -23,6 +23,13 @@ static const cuda_function forward_functions[] = {TENSOR_FORWARD_SIZES(FORWARD)}
 static const cuda_function backward_functions[] = {TENSOR_BACKWARD_SIZES(KEYS) TENSOR_BACKWARD_SIZES(QUERIES)};
 enum { FIRST_QUERIES = 2 * TENSOR_BACKWARD_COUNT };
 
+_Static_assert(sizeof forward_functions / sizeof *forward_functions <= CUDA_FUNCTIONS_MOST &&
+                   sizeof backward_functions / sizeof *backward_functions <= CUDA_FUNCTIONS_MOST,
+               "a context has room for them");
+_Static_assert(TENSOR_FORWARD_SHARED(256, 256, 1, 64) <= 163 * 1024 && TENSOR_FORWARD_SHARED(512, 256, 1, 32) <= 163 * 1024 &&
+                   TENSOR_BACKWARD_SHARED(256, 32) <= 163 * 1024,
+               "FATTN_CUDA_SHARED promises no more");
+
 extern const unsigned char fattn_cuda_bytes_tensor_forward[], fattn_cuda_bytes_tensor_backward[];
 const cuda_image fattn_cuda_tensor_forward_image = {fattn_cuda_bytes_tensor_forward, forward_functions,
                                                     sizeof forward_functions / sizeof *forward_functions};
@@ -49,6 +56,7 @@ static int64_t larger_dim(const fattn_desc *d)
     return d->dim > d->dim_v ? d->dim : d->dim_v;
 }
 
+/* The least size for the problem's dims. */
 static int forward_size_of(const fattn_desc *d)
 {
     int size = 0;
@@ -60,7 +68,7 @@ static int forward_size_of(const fattn_desc *d)
 static int backward_size_of(const fattn_desc *d)
 {
     int size = 0;
-    while (backward_sizes[size].dim < larger_dim(d))
+    while (size < TENSOR_BACKWARD_COUNT - 1 && backward_sizes[size].dim < larger_dim(d))
         size++;
     return size;
 }
@@ -83,7 +91,7 @@ static int64_t forward_blocks(const fattn_problem *problem, tensor_call *call)
 {
     const fattn_desc *d = &problem->desc;
     const forward_size *size = &forward_sizes[forward_size_of(d)];
-    return blocks_of(d, call, cuda_blocks(problem->group, d->seq_q), size->rows[is_adjusted(d)], d->dim_v, size->width);
+    return blocks_of(d, call, problem->group * d->seq_q, size->rows[is_adjusted(d)], d->dim_v, size->width);
 }
 
 static int64_t keys_blocks(const fattn_problem *problem, tensor_call *call)
@@ -95,8 +103,7 @@ static int64_t keys_blocks(const fattn_problem *problem, tensor_call *call)
 static int64_t queries_blocks(const fattn_problem *problem, tensor_call *call)
 {
     const fattn_desc *d = &problem->desc;
-    return blocks_of(d, call, cuda_blocks(problem->group, d->seq_q), TENSOR_OWN, d->dim,
-                     backward_sizes[backward_size_of(d)].width);
+    return blocks_of(d, call, problem->group * d->seq_q, TENSOR_OWN, d->dim, backward_sizes[backward_size_of(d)].width);
 }
 
 /* Whether all rows of a tensor of 16-bit numbers may be read in pieces of 16 bytes. */
@@ -145,11 +152,6 @@ static const char *refuse_type(const fattn_desc *d, int32_t dtype)
     return d->dtype == dtype ? NULL : dtype == FATTN_F16 ? "takes f16 only" : "takes bf16 only";
 }
 
-static const char *too_large(bool large)
-{
-    return large ? "takes no problem of more than 2^31 - 1 blocks" : NULL;
-}
-
 static const char *refuse_forward(const fattn_problem *problem, int32_t dtype)
 {
     tensor_call call;
@@ -158,7 +160,7 @@ static const char *refuse_forward(const fattn_problem *problem, int32_t dtype)
         return reason;
     if (problem->desc.kv_dtype == FATTN_I8 && dtype == FATTN_F16)
         return "takes no keys of bytes in f16, whose range their factors may leave";
-    return too_large(forward_blocks(problem, &call) > CUDA_BLOCKS_MOST);
+    return cuda_too_large(forward_blocks(problem, &call) > CUDA_BLOCKS_MOST);
 }
 
 static const char *refuse_backward_bf16(const fattn_problem *problem)
@@ -172,8 +174,8 @@ static const char *refuse_backward_bf16(const fattn_problem *problem)
         return "takes dims up to 256";
     if (d->out_dtype != d->dtype)
         return "takes out and dout of the inputs' type only";
-    return too_large(keys_blocks(problem, &call) > CUDA_BLOCKS_MOST || queries_blocks(problem, &call) > CUDA_BLOCKS_MOST ||
-                     !cuda_exact_rest_fits(problem));
+    return cuda_too_large(keys_blocks(problem, &call) > CUDA_BLOCKS_MOST || queries_blocks(problem, &call) > CUDA_BLOCKS_MOST ||
+                          !cuda_exact_rest_fits(problem));
 }
 
 static const char *refuse_forward_f16(const fattn_problem *problem)

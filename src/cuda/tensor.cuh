@@ -29,6 +29,8 @@ struct lane_place { /* 32 bytes */
     long long lo, hi;
 };
 
+static_assert(sizeof(lane_place) == 32, "TENSOR_FORWARD_SHARED counts on it");
+
 template <class T> __device__ inline float widen(T x);
 template <> __device__ inline float widen(__half x)
 {

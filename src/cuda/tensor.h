@@ -9,8 +9,7 @@
 enum {
     TENSOR_WARPS = 4,
     TENSOR_THREADS = 32 * TENSOR_WARPS,
-    TENSOR_WIDTH = 256, /* the most columns of values that one unit computes */
-    TENSOR_SIZES = 4    /* of kernels, by the larger of dim and dim_v: up to 64, 128, 256, 512 */
+    TENSOR_SIZES = 4 /* of kernels, by the larger of dim and dim_v: up to 64, 128, 256, 512 */
 };
 
 /* The sizes of forward kernels: X(name, dims padded, columns of values, m-tiles of 16 rows per warp, keys of a tile, and the

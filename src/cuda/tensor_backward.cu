@@ -19,6 +19,8 @@ struct grad_lane { /* 40 bytes */
     float lse, delta; /* lse in log2 units */
 };
 
+static_assert(sizeof(grad_lane) == 40, "TENSOR_BACKWARD_SHARED counts on it");
+
 /* The sizes of a kernel: dims padded, columns of results of a unit, and how many rows or keys a tile of the other side has. */
 template <int dim_, int width_, int tile_> struct sizes {
     static constexpr int dim = dim_, width = width_, tile = tile_;
@@ -205,7 +207,7 @@ __device__ __forceinline__ void gradient(const unit &u, const scoring &how, cons
         return;
     }
     float bend = 1, factor = 1;
-    if (!kept) {
+    if (!kept || lane.place.row < 0) { /* no such row: `whole` does not count it, and it has no bias to read */
         *s = *dp = 0;
         return;
     }
@@ -433,6 +435,7 @@ __device__ inline void keys(const fattn_problem &problem, const fattn_launch &at
         kept = next_kept;
         stage ^= 1;
     }
+    ptx_cp_async_wait<0>(); /* of a unit whose keys nobody keeps */
     const fattn_desc &d = problem.desc;
     const size_t size = fattn_dtype_size(d.grad_dtype);
 #pragma unroll
@@ -481,7 +484,9 @@ template <class S> __device__ inline int kept_of(const unit &u, long long key)
     const lane_place &place = u.lane[threadIdx.x / 32 * 16 + threadIdx.x % 16].place;
     const bool all = place.row < 0 || (place.lo <= key && place.hi >= key + S::tile);
     const bool some = place.lo < key + S::tile && place.hi > key;
-    return __all_sync(0xffffffffu, all) ? 2 : __any_sync(0xffffffffu, some);
+    if (!__any_sync(0xffffffffu, some))
+        return 0;
+    return __all_sync(0xffffffffu, all) ? 2 : 1;
 }
 
 template <class T, class S> __device__ __forceinline__ void load_key_tiles(const unit &u, long long key, int stage)
@@ -511,10 +516,11 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
     if (start < span.hi)
         load_key_tiles<T, S>(u, start, 0);
     ptx_cp_async_commit();
-    ptx_cp_async_wait<0>();
-    __syncthreads();
-    if (problem.desc.scale < 0)
+    if (problem.desc.scale < 0) {
+        ptx_cp_async_wait<0>();
+        __syncthreads();
         flip_sign<T, S>(u.own[0]);
+    }
     int stage = 0;
     for (long long key = start; key < span.hi; key += S::tile, stage ^= 1) {
         ptx_cp_async_wait<0>();
@@ -535,6 +541,7 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
                 gradient<adjusted>(u, how, u.lane[own_of(e)], key + other_of(n, e), kept == 2, &s[n][e], &dp[n][e]);
         add_weighted<T, S>(dp, u.tile[0] + stage * S::tile_bytes, (int)u.column, dq);
     }
+    ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
     const fattn_desc &d = problem.desc;
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -492,7 +492,9 @@ template <class S> __device__ inline int kept_of(const unit<S> &u, long long key
     const lane_place &lane = u.lane[row];
     const bool all = lane.row < 0 || (lane.lo <= key && lane.hi >= key + S::keys);
     const bool some = lane.lo < key + S::keys && lane.hi > key;
-    return __all_sync(0xffffffffu, all) ? 2 : __any_sync(0xffffffffu, some);
+    if (!__any_sync(0xffffffffu, some))
+        return 0;
+    return __all_sync(0xffffffffu, all) ? 2 : 1;
 }
 
 template <class T, class S, bool adjusted>
@@ -538,6 +540,7 @@ __device__ inline void forward(const fattn_problem &problem, const fattn_launch 
             weigh(u, how, key, stage, s);
         add_values<T>(u, stage, s, sum.o);
     }
+    ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
     finish_rows(u, how, &sum);
 }
 
