@@ -50,8 +50,8 @@ AARCH64_CC := aarch64-linux-gnu-gcc -std=gnu11 -O3 -DNDEBUG -Wall -Wextra -Werro
 check-aarch64:
 	@sh tools/install_deps.sh --ci
 	@$(MAKE) all PRESET=aarch64
-	@$(AARCH64_CC) -Iinclude -Iharness -o build/aarch64/kernels_suite tests/kernels/suite.c harness/*.c \
-	  build/aarch64/src/libfattn.a -lm
+	@$(AARCH64_CC) -I. -Iinclude -Iharness -o build/aarch64/kernels_suite tests/kernels/suite.c harness/*.c \
+	  gpu/memory_none.c build/aarch64/src/libfattn.a -lm
 	@qemu-aarch64 build/aarch64/kernels_suite quick
 
 # Any bytes, for the readers of files and for the public interface, by Clang's libFuzzer; see tests/fuzz/run.sh.
