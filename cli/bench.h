@@ -57,7 +57,7 @@ typedef struct bench_cell {
     int64_t dim, dim_v;
     bench_mask mask;
     unsigned bias; /* BIAS_... */
-    bool dbias, alibi, sinks, varlen;
+    bool dbias, alibi, sinks, varlen, unordered;
     double softcap, dropout;
     int64_t page; /* rows of a page; 0: not paged */
     uint64_t seed;

@@ -27,7 +27,7 @@ typedef struct bench_options {
     option_texts kernels;
     const char *mask_text, *bias_text;
     number_list softcaps, dropouts;
-    bool dbias, alibi, sinks, varlen;
+    bool dbias, alibi, sinks, varlen, unordered;
     double seconds;
     int preset, grad_dtype;
     int64_t seed;
@@ -153,6 +153,7 @@ static bool parse(bench_options *o, int argc, char **argv, int *status)
         {"sinks", NULL, OPTION_FLAG, &o->sinks, .help = "a sink per head, and backward its gradient"},
         {"dropout", "P,...", OPTION_TEXT, &o->dropouts.text, .help = "probability; 0: none"},
         {"varlen", NULL, OPTION_FLAG, &o->varlen, .help = "sequences of drawn lengths, see above"},
+        {"unordered", NULL, OPTION_FLAG, &o->unordered, .help = "backward may add in any order"},
         {"page", "N,...", OPTION_INTS, &o->pages, .high = most, .help = "keys and values in shuffled pages of N rows; 0: no"},
         {"layout", "NAME,...", OPTION_WORDS, &o->layouts, .words = layout_words, .help = "order in memory"},
         {"kernel", "NAME,...", OPTION_TEXTS, &o->kernels, .help = "kernels, timed in turns; auto: the library's choice"},
@@ -329,6 +330,7 @@ static bench_cell make_cell(const bench_options *o, const int64_t at[AXES])
                        .alibi = o->alibi,
                        .sinks = o->sinks,
                        .varlen = o->varlen,
+                       .unordered = o->unordered,
                        .softcap = o->softcaps.item[at[AXIS_SOFTCAP]],
                        .dropout = o->dropouts.item[at[AXIS_DROPOUT]],
                        .page = o->pages.item[at[AXIS_PAGE]],

@@ -60,6 +60,7 @@ static void json_features(json_out *json, const bench_setting *s)
     json_bool(json, "sinks", cell->sinks);
     json_double(json, "dropout", cell->dropout);
     json_bool(json, "varlen", cell->varlen);
+    json_bool(json, "unordered", cell->unordered);
     json_int(json, "longest_q", s->sequences->longest_q);
     json_int(json, "longest_k", s->sequences->longest_k);
     json_int(json, "page", cell->page);
@@ -143,7 +144,8 @@ static void feature_text(const bench_cell *cell, char *text, size_t size)
         append(text, size, " dropout:%g", cell->dropout);
     if (cell->page > 0)
         append(text, size, " page:%" PRId64, cell->page);
-    append(text, size, "%s%s%s", cell->alibi ? " alibi" : "", cell->sinks ? " sinks" : "", cell->varlen ? " varlen" : "");
+    append(text, size, "%s%s%s%s", cell->alibi ? " alibi" : "", cell->sinks ? " sinks" : "", cell->varlen ? " varlen" : "",
+           cell->unordered && cell->pass == BENCH_BACKWARD ? " unordered" : "");
 }
 
 void bench_print_heads(void)

@@ -27,7 +27,8 @@ static uint32_t flags_of(const bench_cell *cell)
 {
     const bool bias = !(cell->bias & BIAS_NONE), backward = cell->pass == BENCH_BACKWARD;
     return (bias ? FATTN_WITH_BIAS : 0) | (cell->alibi ? FATTN_WITH_SLOPES : 0) | (cell->sinks ? FATTN_WITH_SINKS : 0) |
-           (bias && cell->dbias && backward ? FATTN_WITH_DBIAS : 0) | (cell->sinks && backward ? FATTN_WITH_DSINKS : 0);
+           (bias && cell->dbias && backward ? FATTN_WITH_DBIAS : 0) | (cell->sinks && backward ? FATTN_WITH_DSINKS : 0) |
+           (cell->unordered && backward ? FATTN_UNORDERED : 0);
 }
 
 static int64_t page_columns(const bench_cell *cell)

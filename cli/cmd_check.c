@@ -16,7 +16,7 @@ typedef struct check_options {
     option_ints devices;
     option_texts kernels;
     int64_t seed;
-    bool quick, full, list, json;
+    bool quick, full, unordered, list, json;
     option_ints threads;
 } check_options;
 
@@ -30,6 +30,7 @@ static bool parse(check_options *o, int argc, char **argv, int *status)
         {"seed", "N", OPTION_INT, &o->seed, .help = "of the numbers, and of the random problems"},
         {"quick", NULL, OPTION_FLAG, &o->quick, .help = "some hundred small problems"},
         {"full", NULL, OPTION_FLAG, &o->full, .help = "more than twenty thousand problems"},
+        {"unordered", NULL, OPTION_FLAG, &o->unordered, .help = "backward may add in any order: kernels that do run too"},
         {"threads", "N,...", OPTION_INTS, &o->threads, .low = 1, .high = 1024, .help = "every result must be the same bits"},
         {"list", NULL, OPTION_FLAG, &o->list, .help = "print the names of the problems and stop"},
         {"json", NULL, OPTION_FLAG, &o->json, .help = "one line per kernel; failures go to standard error"},
@@ -112,6 +113,7 @@ static bool configure(suite *s, const check_options *o, int device, const char *
     s->level = o->quick ? LIST_QUICK : o->full ? LIST_FULL : LIST_DEFAULT;
     s->seed = (uint64_t)o->seed;
     s->pattern = pattern;
+    s->unordered = o->unordered;
     s->kernels = o->kernels.item;
     s->kernels_count = o->kernels.count;
     s->progress = show_progress;

@@ -156,6 +156,9 @@ static const entry places[] = {
     {"b4/h2/q31k31/d16/used-q:31,1,0,17/used-k:2,31,5,0", ALL, LIST_QUICK},
     {"b4/h2/q31k31/d16/packed-seqs:31,1,0,17/used:30,0,0,16/causal", ALL, LIST_QUICK},
     {"b3/h2/q31k31/d16/packed-q:31,1,17/used-q:9,1,17/causal-br", ALL, LIST_DEFAULT},
+    /* sums in any order, and a key that all rows keep */
+    {"b2/h4/gqa2/q130k257/d64/causal-br/unordered", ALL & ~FWD, LIST_QUICK},
+    {"h2/q300k1/d32/unordered", ALL & ~FWD, LIST_DEFAULT},
     /* all at once: the same bits in every run and with every number of threads */
     {"b3/h4/gqa2/q33k47/d16/packed-seqs/used/window-br:20,3/bias:bhqk/dbias:hk/alibi/softcap:9/sinks/dsinks/dlse/dropout:0.25",
      ALL, LIST_QUICK},

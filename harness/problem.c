@@ -61,7 +61,8 @@ problem problem_of(int64_t seq_q, int64_t seq_k, int64_t dim)
 static uint32_t flags_of(const problem *p)
 {
     return (p->bias ? FATTN_WITH_BIAS : 0) | (p->alibi ? FATTN_WITH_SLOPES : 0) | (p->sinks ? FATTN_WITH_SINKS : 0) |
-           (p->dlse ? FATTN_WITH_DLSE : 0) | (p->dbias ? FATTN_WITH_DBIAS : 0) | (p->dsinks ? FATTN_WITH_DSINKS : 0);
+           (p->dlse ? FATTN_WITH_DLSE : 0) | (p->dbias ? FATTN_WITH_DBIAS : 0) | (p->dsinks ? FATTN_WITH_DSINKS : 0) |
+           (p->unordered ? FATTN_UNORDERED : 0);
 }
 
 uint64_t problem_dropout_seed(const problem *p)
@@ -193,8 +194,8 @@ static const char *wrong_options(const problem *p)
     const bool forward = p->op == FATTN_OP_FORWARD;
     if (p->page_size > 0 && (!forward || p->packed_k.kind || p->layout == LAYOUT_FAR))
         return "paged goes with forward, not with packed keys, not with far";
-    if (forward && (p->dbias || p->dsinks || p->dlse || p->part))
-        return "dbias, dsinks, dlse and part go with backward";
+    if (forward && (p->dbias || p->dsinks || p->dlse || p->part || p->unordered))
+        return "dbias, dsinks, dlse, part and unordered go with backward";
     if ((p->dbias && !p->bias) || (p->dsinks && !p->sinks))
         return "dbias needs bias, dsinks needs sinks";
     if (p->mask_shared && (p->mask != FATTN_MASK_INTERVALS || p->packed_q.kind))

@@ -20,6 +20,7 @@
  *     dbias, dbias:hk              wanted, of the same dimensions or of others
  *     alibi softcap:X sinks dropout:P paged:16
  *     dlse dsinks                  given and wanted
+ *     unordered                    backward with FATTN_UNORDERED
  *     part                         backward of a part of the keys: out and lse are those of more keys
  *     bhsd ... (see below)         layout
  *     fill-...                     kind of numbers
@@ -98,7 +99,7 @@ typedef struct problem {
     int64_t left, right; /* window and document only, else 0 */
     int64_t mask_size;   /* chunked and prefix only, else 0 */
     bool mask_shared;    /* intervals: the same for every sequence */
-    bool bias, dbias, alibi, sinks, dsinks, dlse, part;
+    bool bias, dbias, alibi, sinks, dsinks, dlse, part, unordered;
     unsigned bias_dims, dbias_dims; /* HAS_... */
     double softcap, dropout;
     int64_t page_size;

@@ -20,10 +20,11 @@ static const char *const mask_words[] = {"full", "causal", "window", "chunked", 
 static const struct {
     const char *word;
     size_t offset;
-} switches[] = {{"out-f32", offsetof(problem, out_f32)}, {"grad-f32", offsetof(problem, grad_f32)},
-                {"kv-i8", offsetof(problem, kv_i8)},     {"alibi", offsetof(problem, alibi)},
-                {"sinks", offsetof(problem, sinks)},     {"dsinks", offsetof(problem, dsinks)},
-                {"dlse", offsetof(problem, dlse)},       {"part", offsetof(problem, part)}};
+} switches[] = {{"out-f32", offsetof(problem, out_f32)},    {"grad-f32", offsetof(problem, grad_f32)},
+                {"kv-i8", offsetof(problem, kv_i8)},        {"alibi", offsetof(problem, alibi)},
+                {"sinks", offsetof(problem, sinks)},        {"dsinks", offsetof(problem, dsinks)},
+                {"dlse", offsetof(problem, dlse)},          {"part", offsetof(problem, part)},
+                {"unordered", offsetof(problem, unordered)}};
 
 enum { SWITCHES = sizeof switches / sizeof switches[0] };
 

@@ -137,7 +137,8 @@ int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_M
                                           .lacks = info.needs & ~machine.cpu_features,
                                           .of_type = name_is_of(info.name, p->dtype),
                                           .selected = info.selected != 0,
-                                          .rounds = (fattn_dtype)info.rounds};
+                                          .rounds = (fattn_dtype)info.rounds,
+                                          .unordered = info.unordered != 0};
     }
     return count;
 }

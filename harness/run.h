@@ -20,7 +20,7 @@
  *     or for lse and dsinks floor * (4 + dim / 64) * eps * unit: what tensor cores and the GPU's powers of 2 lose;
  *   - a second run, runs with other numbers of threads, a run without lse, and for a causal mask a run with window (-1, 0),
  *     give the same bits; and so does a run with one of several sequences alone (but for dbias and dsinks, which sum over
- *     sequences).
+ *     sequences). The other runs of a kernel that adds in no fixed order are judged as the first is.
  */
 #ifndef HARNESS_RUN_H
 #define HARNESS_RUN_H
@@ -67,6 +67,7 @@ typedef struct kernel_entry {
     bool of_type;        /* its name ends in no other type than the problem's: _f32, _f64, _f16, _bf16 */
     bool selected;       /* what an automatic call would run */
     fattn_dtype rounds;  /* FATTN_DTYPE_NONE, or what it rounds probabilities to before they are multiplied */
+    bool unordered;      /* adds in no fixed order */
 } kernel_entry;
 
 /* Every kernel of the problem's operation that runs on the harness's device, in the library's order. Returns how many. */
@@ -115,8 +116,7 @@ typedef struct verdict {
     char text[VERDICT_TEXT]; /* what is wrong */
 } verdict;
 
-/* rounds: see kernel_entry. */
-verdict case_run(harness *h, test_case *c, const char *kernel, fattn_dtype rounds);
+verdict case_run(harness *h, test_case *c, const kernel_entry *kernel);
 
 /* For judge.c: notes in the verdict what is wrong, and returns false. */
 bool verdict_fail(verdict *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -129,7 +129,7 @@ fattn_backward_args case_backward_args(const test_case *c, const fattn_forward_a
 bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v);
 
 /* An automatic call: runs the kernel that the query promised, with the same bits as when it is forced. */
-verdict case_run_automatic(harness *h, test_case *c, const char *promised);
+verdict case_run_automatic(harness *h, test_case *c, const kernel_entry *promised);
 
 /* What fattn_scores shows of some rows of a forward problem gives the truth's out and lse, weighted and summed. */
 verdict case_look(harness *h, const test_case *c);

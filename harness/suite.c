@@ -124,7 +124,7 @@ static void run_kernel(suite *s, test_case *c, const kernel_entry *entry, FILE *
         s->skipped++;
         return;
     }
-    const verdict v = case_run(&s->harness, c, entry->name, entry->rounds);
+    const verdict v = case_run(&s->harness, c, entry);
     count_verdict(s, k, &c->p, entry->name, &v, file);
 }
 
@@ -133,7 +133,7 @@ static void run_automatic(suite *s, test_case *c, const kernel_entry *entries, i
     for (int i = 0; i < count; i++) {
         if (!entries[i].selected)
             continue;
-        const verdict v = case_run_automatic(&s->harness, c, entries[i].name);
+        const verdict v = case_run_automatic(&s->harness, c, &entries[i]);
         if (!v.passed)
             count_verdict(s, NULL, &c->p, "automatic", &v, file);
         return;
@@ -251,7 +251,9 @@ bool suite_run(suite *s, FILE *file)
             problem_print(&list.item[i], name);
             s->progress(i, list.count, name);
         }
-        run_problem(s, &list.item[i], file);
+        problem p = list.item[i];
+        p.unordered |= s->unordered && p.op == FATTN_OP_BACKWARD;
+        run_problem(s, &p, file);
     }
     problem_list_free(&list);
     s->seconds = seconds() - start;

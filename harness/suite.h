@@ -24,7 +24,8 @@ typedef struct suite {
     const char *pattern;        /* NULL, a problem's name (with @kernel at the end, or not), or see problem_list_filter */
     const char *const *kernels; /* run only these names, or what begins with them up to an underscore; NULL: all */
     int kernels_count;
-    bool quiet; /* do not print kernels and skips at the end, only failures and the last line */
+    bool unordered; /* every backward problem with FATTN_UNORDERED */
+    bool quiet;     /* do not print kernels and skips at the end, only failures and the last line */
     void (*progress)(int done, int total, const char *name); /* may be NULL */
     harness harness;
 

@@ -73,11 +73,11 @@
  *   Threads    a context never changes after it was made, and any number of threads may use it at once.
  *   Signals    handlers may run during a call, but not one of the kernel `composed`: with oneDNN 2.6.3 they break the program's
  *              memory. Block them before its first call, so that OpenMP's threads inherit the mask.
- *   Determinism  results are the same bits for any number of threads and in every run with the same kernel, and a sequence's
- *              results do not depend on the other sequences of its batch; on x86 and aarch64 also whatever the caller's
- *              rounding mode is. Which kernel runs depends on the descriptor alone, seq_q included: force one
- *              (fattn_context_options.kernel) where batches of different seq_q must agree bit for bit. A NaN in one row may
- *              change how other rows are rounded.
+ *   Determinism  results are the same bits for any number of threads and in every run with the same kernel, unless the
+ *              descriptor says FATTN_UNORDERED, and a sequence's results do not depend on the other sequences of its batch; on
+ * x86 and aarch64 also whatever the caller's rounding mode is. Which kernel runs depends on the descriptor alone, seq_q
+ * included: force one (fattn_context_options.kernel) where batches of different seq_q must agree bit for bit. A NaN in one row
+ * may change how other rows are rounded.
  */
 #ifndef FATTN_FATTN_H
 #define FATTN_FATTN_H
@@ -165,14 +165,17 @@ typedef enum fattn_align {
 
 typedef enum fattn_op { FATTN_OP_FORWARD = 1, FATTN_OP_BACKWARD = 2 } fattn_op;
 
-/* Bits of fattn_desc.flags: which optional tensors a call brings. A bit without its pointer, and a pointer without its bit, is
- * an error; a bit that an operation does not look at is ignored by it. */
+/* Bits of fattn_desc.flags. FATTN_WITH_...: which optional tensors a call brings. A bit without its pointer, and a pointer
+ * without its bit, is an error; a bit that an operation does not look at is ignored by it. */
 #define FATTN_WITH_BIAS   0x01u /* bias */
 #define FATTN_WITH_SLOPES 0x02u /* slopes: ALiBi (Press et al. 2022), computed, never stored */
 #define FATTN_WITH_SINKS  0x04u /* sinks */
 #define FATTN_WITH_DLSE   0x08u /* backward: dlse */
 #define FATTN_WITH_DBIAS  0x10u /* backward: dbias; needs FATTN_WITH_BIAS */
 #define FATTN_WITH_DSINKS 0x20u /* backward: dsinks; needs FATTN_WITH_SINKS */
+/* Backward: terms of a sum may be added in whatever order they come, so that every run may give other bits, within the same
+ * error. Allows kernels that add gradients atomically; a kernel that does not need this is unchanged by it. */
+#define FATTN_UNORDERED 0x40u
 
 /* What is to be computed. No pointers and no padding, so it can be printed, compared and hashed byte by byte. */
 typedef struct fattn_desc {
@@ -181,7 +184,7 @@ typedef struct fattn_desc {
     int32_t out_dtype;    /* fattn_dtype of out and dout: 0 = dtype; FATTN_F32 where dtype has 16 bits */
     int32_t mask;         /* fattn_mask */
     int32_t align;        /* fattn_align */
-    uint32_t flags;       /* FATTN_WITH_... */
+    uint32_t flags;       /* FATTN_WITH_..., FATTN_UNORDERED */
     int64_t batch;        /* >= 0: sequences */
     int64_t heads_q;      /* >= 1, a multiple of heads_kv */
     int64_t heads_kv;     /* >= 1 */
@@ -324,6 +327,8 @@ typedef struct fattn_kernel_info {
     int32_t device;       /* fattn_device: where it runs */
     int32_t rounds;       /* fattn_dtype that it rounds probabilities and their gradients to before it multiplies with them, as
                              tensor cores do; 0: it computes in float or wider throughout */
+    int32_t unordered;    /* 1 if it adds in no fixed order, and so runs only with FATTN_UNORDERED */
+    int32_t reserved;     /* 0 */
 } fattn_kernel_info;
 
 /* Describes kernel number `index` (from 0, in the order of preference) of operation `op` for a problem: its name, whether

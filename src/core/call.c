@@ -42,6 +42,8 @@ static const char *lacks(const fattn_context *context, const fattn_kernel *kerne
 
 static const char *cannot(const fattn_kernel *kernel, const fattn_problem *problem)
 {
+    if (kernel->unordered && !(problem->desc.flags & FATTN_UNORDERED))
+        return "adds in no fixed order, which needs FATTN_UNORDERED";
     return kernel->refuse ? kernel->refuse(problem) : NULL;
 }
 
@@ -194,6 +196,7 @@ static void describe(const fattn_context *context, const fattn_problem *problem,
     info->needs = kernel->needs;
     info->device = kernel->device;
     info->rounds = kernel->rounds;
+    info->unordered = kernel->unordered;
     info->can_run = reason == NULL;
     info->workspace = reason ? 0 : caller_workspace(kernel, problem);
     info->selected = kernel == choose(context, problem, op);

@@ -50,6 +50,7 @@ typedef struct fattn_kernel {
     const char *family; /* of kernels that stand in for each other where one is forced by it; NULL: none */
     fattn_op op;
     int32_t rounds; /* fattn_dtype that probabilities and their gradients are rounded to before they are multiplied; 0: none */
+    bool unordered; /* adds in no fixed order: for descriptors with FATTN_UNORDERED alone */
     int32_t device; /* fattn_device whose memory it works on */
     uint32_t needs; /* FATTN_CPU_... and FATTN_CUDA_... bits */
     const char *(*refuse)(const fattn_problem *);   /* cannot: the reason, static; NULL: can. A NULL function: always can */

@@ -265,13 +265,14 @@ static fattn_status check_numbers(const fattn_desc *d)
 }
 
 enum {
-    FLAGS = FATTN_WITH_BIAS | FATTN_WITH_SLOPES | FATTN_WITH_SINKS | FATTN_WITH_DLSE | FATTN_WITH_DBIAS | FATTN_WITH_DSINKS
+    FLAGS = FATTN_WITH_BIAS | FATTN_WITH_SLOPES | FATTN_WITH_SINKS | FATTN_WITH_DLSE | FATTN_WITH_DBIAS | FATTN_WITH_DSINKS |
+            FATTN_UNORDERED
 };
 
 static fattn_status check_flags(const fattn_desc *d)
 {
     if (d->flags & ~(uint32_t)FLAGS)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "desc.flags is 0x%" PRIx32 ", with bits beyond those of FATTN_WITH_..., 0x%x",
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "desc.flags is 0x%" PRIx32 ", with bits beyond those that there are, 0x%x",
                           d->flags, (unsigned)FLAGS);
     if ((d->flags & FATTN_WITH_DBIAS) && !(d->flags & FATTN_WITH_BIAS))
         return fattn_fail(FATTN_ERROR_ARGUMENT, "desc.flags is 0x%" PRIx32 ": FATTN_WITH_DBIAS without FATTN_WITH_BIAS",

@@ -229,7 +229,7 @@ static void layout_of_the_rest(void **state)
     PIN(fattn_context_info, device, 32); /* likewise */
     PIN(fattn_context_info, device_index, 36);
     PIN(fattn_context_info, device_name, 40);
-    assert_int_equal(sizeof(fattn_kernel_info), 48);
+    assert_int_equal(sizeof(fattn_kernel_info), 56);
     PIN(fattn_kernel_info, selected, 4);
     PIN(fattn_kernel_info, name, 8);
     PIN(fattn_kernel_info, refusal, 16);
@@ -238,6 +238,8 @@ static void layout_of_the_rest(void **state)
     PIN(fattn_kernel_info, workspace, 32);
     PIN(fattn_kernel_info, device, 40); /* likewise */
     PIN(fattn_kernel_info, rounds, 44);
+    PIN(fattn_kernel_info, unordered, 48);
+    PIN(fattn_kernel_info, reserved, 52);
 }
 
 /* Input structs of other versions: shorter than the first is refused, a longer one only if the unknown tail is set. */

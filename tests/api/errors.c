@@ -41,7 +41,7 @@ static const spoiled spoiled_descs[] = {
     {"desc.mask is -1", FATTN_ERROR_ARGUMENT, FIELD(mask, I32), -1},
     {"desc.align is 2", FATTN_ERROR_ARGUMENT, FIELD(align, I32), 2},
     {"desc.align is -1", FATTN_ERROR_ARGUMENT, FIELD(align, I32), -1},
-    {"desc.flags is 0x40", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), 0x40},
+    {"desc.flags is 0x80", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), 0x80},
     {"desc.flags is 0x80000000", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), INT32_MIN},
     {"FATTN_WITH_DBIAS without FATTN_WITH_BIAS", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), FATTN_WITH_DBIAS},
     {"FATTN_WITH_DSINKS without FATTN_WITH_SINKS", FATTN_ERROR_ARGUMENT, FIELD(flags, I32), FATTN_WITH_DSINKS},

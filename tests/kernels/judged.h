@@ -33,7 +33,8 @@ static inline bool judged(const char *name, forward_call forward, backward_call 
     assert_true(case_make(c, &p, reason, sizeof reason));
     h.forward = forward ? forward : h.forward;
     h.backward = backward ? backward : h.backward;
-    const verdict v = case_run(&h, c, p.op == FATTN_OP_FORWARD ? "ref_forward" : "ref_backward", FATTN_DTYPE_NONE);
+    const kernel_entry ref = {.name = p.op == FATTN_OP_FORWARD ? "ref_forward" : "ref_backward"};
+    const verdict v = case_run(&h, c, &ref);
     snprintf(text, VERDICT_TEXT, "%s", v.text);
     case_free(c);
     free(c);
