@@ -21,9 +21,9 @@ def fattn(*arguments):
     return [json.loads(line) for line in run.stdout.splitlines() if line.strip()]
 
 
-def attention(**options):
+def attention(device="cpu", **options):
     """One run of the benchmark: option names as on the command line, lists for grids, True and False for flags."""
-    arguments = ["bench", "attention", "--device", "cpu", "--json"]
+    arguments = ["bench", "attention", "--device", device, "--json"]
     for name, value in options.items():
         name = "--" + name.replace("_", "-")
         if isinstance(value, bool):

@@ -1,8 +1,10 @@
 # CUDA: sets FATTN_CUDA (whether it is built), FATTN_NVCC and FATTN_CUDA_INCLUDE. FATTN_WITH_CUDA is AUTO (built where there is an
-# nvcc of CUDA 12.4 or later), ON (required) or OFF. The driver is opened at run time, so nothing is linked.
+# nvcc of CUDA 12.4 or later), ON (required) or OFF. FATTN_CUBLAS: whether cublas_v2.h, in FATTN_CUBLAS_INCLUDE, was found too,
+# so that what calls cuBLAS is built. The driver and cuBLAS are opened at run time, so nothing is linked.
 
 set(FATTN_WITH_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (if nvcc is found), ON or OFF")
 set(FATTN_CUDA OFF)
+set(FATTN_CUBLAS OFF)
 if(NOT FATTN_WITH_CUDA STREQUAL "OFF")
   find_program(FATTN_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
   set(reason "no nvcc was found")
@@ -24,6 +26,12 @@ if(NOT FATTN_WITH_CUDA STREQUAL "OFF")
   if(FATTN_CUDA)
     enable_language(ASM)
     message(STATUS "CUDA kernels: built with ${FATTN_NVCC}, CUDA ${nvcc_version}")
+    find_path(FATTN_CUBLAS_INCLUDE cublas_v2.h HINTS ${FATTN_CUDA_INCLUDE})
+    if(FATTN_CUBLAS_INCLUDE)
+      set(FATTN_CUBLAS ON)
+    else()
+      message(STATUS "cuBLAS: built without, as cublas_v2.h was not found beside ${FATTN_NVCC}")
+    endif()
   elseif(FATTN_WITH_CUDA STREQUAL "AUTO")
     message(STATUS "CUDA kernels: not built, ${reason}; the library runs on the CPU only")
   else()

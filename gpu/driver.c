@@ -3,36 +3,22 @@
  */
 #include "gpu/driver.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+
+#include "gpu/symbols.h"
 
 static gpu_driver_calls calls;
 static char absent[200];
 
-/* cuda.h gives some calls a version, cuMemAlloc_v2: the name to look up is the one that the macro becomes. */
-#define NAME_OF(call)   NAME_TEXT(call)
-#define NAME_TEXT(call) #call
-
-static int find_calls(void *library)
+static const char *find_calls(void *library)
 {
-    const struct {
-        const char *name;
-        void *place; /* of a pointer to a function */
-    } wanted[] = {
-#define GPU_WANTED(call) {NAME_OF(call), &calls.call},
-        GPU_DRIVER_CALLS(GPU_WANTED)
-#undef GPU_WANTED
+    const gpu_symbol symbols[] = {
+#define GPU_DRIVER_SYMBOL(call) {GPU_SYMBOL_NAME(call), &calls.call},
+        GPU_DRIVER_CALLS(GPU_DRIVER_SYMBOL)
+#undef GPU_DRIVER_SYMBOL
     };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        void *found = dlsym(library, wanted[i].name);
-        if (!found) {
-            snprintf(absent, sizeof absent, "the CUDA driver is too old: it has no %s", wanted[i].name);
-            return 0;
-        }
-        *(void **)wanted[i].place = found;
-    }
-    return 1;
+    return gpu_symbols_find(library, symbols, sizeof symbols / sizeof *symbols);
 }
 
 static void open_driver(void)
@@ -44,8 +30,11 @@ static void open_driver(void)
         snprintf(absent, sizeof absent, "there is no CUDA driver (libcuda.so.1) here");
         return;
     }
-    if (!find_calls(library))
+    const char *missing = find_calls(library);
+    if (missing) {
+        snprintf(absent, sizeof absent, "the CUDA driver is too old: it has no %s", missing);
         return;
+    }
     CUresult result = calls.cuInit(0);
     if (result == CUDA_SUCCESS)
         result = calls.cuDeviceGetCount(&count);

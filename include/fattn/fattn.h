@@ -5,7 +5,7 @@
  *
  * and its gradient, computed tile by tile with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022,
  * "FlashAttention", algorithms 1 and 4; Dao 2023, "FlashAttention-2", algorithms 1 and 2). Nothing of size
- * seq_q x seq_k is ever stored, except by the kernel `composed`, which exists to be compared with.
+ * seq_q x seq_k is ever stored, except by the kernels `composed` and `cuda_composed`, which exist to be compared with.
  *
  * This header is the manual.
  *
@@ -67,9 +67,10 @@
  *   Errors     every call that can fail returns a status, and fattn_last_error() then says what was wrong, mostly a field
  *              and the two values that disagree. The library never prints, aborts or exits. After an error no tensor was
  *              written.
- *   Memory     calls allocate nothing but, the first time, the threads of the built-in pool; only the kernel `composed` is
- *              different, as its matrix product library may allocate. Ask fattn_workspace_size(), pass that many bytes. The
- *              workspace holds nothing between calls; calls that run at the same time need one each.
+ *   Memory     calls allocate nothing but, the first time, the threads of the built-in pool; only the kernels `composed` and
+ *              `cuda_composed` are different, as their matrix product libraries may allocate, cuBLAS the first time. Ask
+ *              fattn_workspace_size(), pass that many bytes. The workspace holds nothing between calls; calls that run at the
+ *              same time need one each.
  *   Threads    a context never changes after it was made, and any number of threads may use it at once.
  *   Signals    handlers may run during a call, but not one of the kernel `composed`: with oneDNN 2.6.3 they break the program's
  *              memory. Block them before its first call, so that OpenMP's threads inherit the mask.
@@ -268,8 +269,9 @@ typedef struct fattn_context_options {
  * lses, douts, dlses: the caller's own, read before the call returns, and what stands in them points to the GPU's memory), is
  * one to memory that the GPU reaches, of its primary context, which is the runtime's, cuBLAS's and PyTorch's. Calls launch
  * kernels on args.stream (a CUstream or cudaStream_t; NULL is the default stream) and return; they neither allocate nor wait,
- * so a graph may capture them. Errors of the GPU itself show where the caller waits. What lists of lengths, pages and documents
- * hold is not looked at beforehand: there wrong numbers are undefined behaviour. */
+ * so a graph may capture them, those of the kernel `cuda_composed` once a call like them has run. Errors of the GPU itself show
+ * where the caller waits. What lists of lengths, pages and documents hold is not looked at beforehand: there wrong numbers are
+ * undefined behaviour. */
 typedef enum fattn_device {
     FATTN_DEVICE_CPU = 0,
     FATTN_DEVICE_CUDA = 1 /* NVIDIA GPUs of compute capability 8.0 or later */

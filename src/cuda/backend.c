@@ -1,17 +1,19 @@
 /*
  * Opening and closing a GPU for a context, and launching.
  */
-#include "cuda/cuda.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "cuda/composed.h"
+#include "cuda/products.h"
 
 static const cuda_image *const images[CUDA_IMAGES] = {
     [CUDA_IMAGE_EXACT] = &fattn_cuda_exact_image,
     [CUDA_IMAGE_TENSOR_FORWARD] = &fattn_cuda_tensor_forward_image,
     [CUDA_IMAGE_TENSOR_BACKWARD] = &fattn_cuda_tensor_backward_image,
     [CUDA_IMAGE_CALLS] = &fattn_cuda_calls_image,
+    [CUDA_IMAGE_COMPOSED] = &fattn_cuda_composed_image,
 };
 
 static fattn_status fail(CUresult result, const char *what)
@@ -72,6 +74,7 @@ static void close_gpu(void *state)
     CUcontext before;
     if (gpu->context && cu->cuCtxPushCurrent(gpu->context) == CUDA_SUCCESS) {
         cu->cuCtxSynchronize(); /* kernels may still run */
+        cuda_products_close(gpu);
         for (int i = 0; i < CUDA_IMAGES; i++)
             if (gpu->module[i])
                 cu->cuModuleUnload(gpu->module[i]);
@@ -100,7 +103,8 @@ static fattn_status find_gpu(const gpu_driver_calls *cu, int32_t index, cuda_gpu
     return FATTN_OK;
 }
 
-static fattn_status prepare_gpu(const gpu_driver_calls *cu, cuda_gpu *gpu)
+/* kernel: the forced ones, or NULL. The library of products takes a tenth of a second and 150 MB to open. */
+static fattn_status prepare_gpu(const gpu_driver_calls *cu, const char *kernel, cuda_gpu *gpu)
 {
     CUcontext before;
     CUresult result = cu->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device);
@@ -112,11 +116,14 @@ static fattn_status prepare_gpu(const gpu_driver_calls *cu, cuda_gpu *gpu)
     if (result != CUDA_SUCCESS)
         return fail(result, "opening a GPU");
     result = load_images(cu, gpu);
+    fattn_status status = result == CUDA_SUCCESS ? FATTN_OK : fail(result, "loading kernels onto a GPU");
+    if (status == FATTN_OK && kernel && cuda_composed_is_forced(kernel))
+        status = cuda_products_open(gpu);
     cu->cuCtxPopCurrent(&before);
-    return result == CUDA_SUCCESS ? FATTN_OK : fail(result, "loading kernels onto a GPU");
+    return status;
 }
 
-static fattn_status open_gpu(int32_t index, void **state, uint32_t *features, const char **name)
+static fattn_status open_gpu(int32_t index, const char *kernel, void **state, uint32_t *features, const char **name)
 {
     const gpu_driver_calls *cu = gpu_driver();
     if (!cu)
@@ -125,7 +132,7 @@ static fattn_status open_gpu(int32_t index, void **state, uint32_t *features, co
     if (!gpu)
         return fattn_fail(FATTN_ERROR_MEMORY, "no memory for a GPU's state of %zu bytes", sizeof *gpu);
     fattn_status status = find_gpu(cu, index, gpu);
-    if (status != FATTN_OK || (status = prepare_gpu(cu, gpu))) {
+    if (status != FATTN_OK || (status = prepare_gpu(cu, kernel, gpu))) {
         close_gpu(gpu);
         return status;
     }

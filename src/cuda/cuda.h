@@ -31,13 +31,14 @@ typedef enum cuda_image_id {
     CUDA_IMAGE_TENSOR_FORWARD,
     CUDA_IMAGE_TENSOR_BACKWARD,
     CUDA_IMAGE_CALLS,
+    CUDA_IMAGE_COMPOSED,
     CUDA_IMAGES
 } cuda_image_id;
 
 enum { CUDA_FUNCTIONS_MOST = 32 };
 
 extern const cuda_image fattn_cuda_exact_image, fattn_cuda_tensor_forward_image, fattn_cuda_tensor_backward_image,
-    fattn_cuda_calls_image;
+    fattn_cuda_calls_image, fattn_cuda_composed_image;
 
 /* A GPU that a context runs on. */
 typedef struct cuda_gpu {
@@ -46,6 +47,7 @@ typedef struct cuda_gpu {
     char name[100];
     int capability;  /* 90 for 9.0 */
     int shared_most; /* bytes of shared memory that a block may ask for */
+    void *products;  /* the library's of products.h, NULL where no kernel that calls it was forced */
     CUmodule module[CUDA_IMAGES];
     CUfunction function[CUDA_IMAGES][CUDA_FUNCTIONS_MOST];
 } cuda_gpu;

@@ -52,6 +52,9 @@ static call make(int32_t dtype)
                                        .dk = tensor(dtype, 0),
                                        .dv = tensor(dtype, 0),
                                        .stream = gpu_stream(a.gpu)};
+    assert_ok(fattn_workspace_size(a.gpu_context, &c.desc, FATTN_OP_FORWARD, &bytes));
+    c.forward.workspace = there(take(bytes + 1));
+    c.forward.workspace_size = bytes;
     assert_ok(fattn_workspace_size(a.gpu_context, &c.desc, FATTN_OP_BACKWARD, &bytes));
     c.backward.workspace = there(take(bytes + 1));
     c.backward.workspace_size = bytes;
@@ -113,8 +116,28 @@ static void narrow(void **state)
     compare(FATTN_BF16);
 }
 
+/* The baseline, whose products are cuBLAS's. */
+static void composed(void **state)
+{
+    const fattn_context_options options = {
+        .struct_size = sizeof options, .device = FATTN_DEVICE_CUDA, .kernel = "cuda_composed"};
+    fattn_context *const plain = a.gpu_context;
+    size_t bytes;
+    (void)state;
+    needs_gpu();
+    const fattn_desc desc = make(FATTN_BF16).desc;
+    assert_ok(fattn_context_create(&options, &a.gpu_context));
+    const bool can_run = fattn_workspace_size(a.gpu_context, &desc, FATTN_OP_FORWARD, &bytes) == FATTN_OK;
+    if (can_run)
+        compare(FATTN_BF16);
+    fattn_context_destroy(a.gpu_context);
+    a.gpu_context = plain;
+    if (!can_run)
+        skip();
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(single), cmocka_unit_test(narrow)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(single), cmocka_unit_test(narrow), cmocka_unit_test(composed)};
     return cmocka_run_group_tests(tests, arena_open, arena_close);
 }
