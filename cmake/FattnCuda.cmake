@@ -39,8 +39,8 @@ if(NOT FATTN_WITH_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# Compiles the .cu files of these names to images, and sets `result` to an assembler file with all of them in the library's
-# read-only data: fattn_cuda_bytes_<name>. TARGETS: what they are compiled for, as nvcc's -gencode takes it.
+# Compiles the .cu files of these names to images, and sets `result` to an assembler file, named after it, with all of them in the
+# library's read-only data: fattn_cuda_bytes_<name>. TARGETS: what they are compiled for, as nvcc's -gencode takes it.
 function(fattn_cuda_images result)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "TARGETS")
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/cuda)
@@ -63,7 +63,9 @@ function(fattn_cuda_images result)
     string(APPEND text "    .balign 64\n    .global ${symbol}\n    .hidden ${symbol}\n${symbol}:\n    .incbin \"${image}\"\n")
   endforeach()
   string(APPEND text "    .section .note.GNU-stack, \"\", %progbits\n")
-  file(CONFIGURE OUTPUT ${folder}/images.S CONTENT "${text}" @ONLY)
-  set_source_files_properties(${folder}/images.S PROPERTIES OBJECT_DEPENDS "${images}")
-  set(${result} ${folder}/images.S PARENT_SCOPE)
+  string(TOLOWER ${result} file)
+  set(file ${folder}/${file}.S)
+  file(CONFIGURE OUTPUT ${file} CONTENT "${text}" @ONLY)
+  set_source_files_properties(${file} PROPERTIES OBJECT_DEPENDS "${images}")
+  set(${result} ${file} PARENT_SCOPE)
 endfunction()

@@ -32,6 +32,7 @@
     X(cuFuncSetAttribute)                                                                                                      \
     X(cuFuncLoad)                                                                                                              \
     X(cuLaunchKernelEx)                                                                                                        \
+    X(cuTensorMapEncodeTiled)                                                                                                  \
     X(cuMemAlloc)                                                                                                              \
     X(cuMemFree)                                                                                                               \
     X(cuMemcpyHtoDAsync)                                                                                                       \

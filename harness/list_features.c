@@ -97,6 +97,16 @@ static const entry numbers[] = {
     {"b3/h2/q33k1200/d24/used-q/bias:bhqk/dbias", F32 | BWD, LIST_DEFAULT},
     {"b2/h3/q40k1100/d16/packed-q/intervals/softcap:4", F32 | BF16 | BWD, LIST_DEFAULT},
     {"h2/q64k1024/d16/chunked-br:300/dropout:0.2", F32 | F64 | BWD, LIST_DEFAULT},
+    /* several steps of a GPU's large tiles, whose reference is too low or stays the largest; tiles of groups and of short
+       sequences */
+    {"h2/q300k700/d64/causal-br/fill-rising", NARROW | FWD, LIST_DEFAULT},
+    {"h2/q300k700/d128/fill-falling", NARROW | FWD, LIST_DEFAULT},
+    {"h2/q200k600/d256/causal-br/fill-falling", NARROW | FWD, LIST_DEFAULT},
+    {"h2/q200k500/d128/window-br:150,20/fill-spiky", NARROW | FWD, LIST_DEFAULT},
+    {"b3/h8/gqa8/q70k400/d128/v64/intervals/out-f32/sinks", NARROW | FWD, LIST_DEFAULT},
+    {"b3/h4/gqa2/q300k300/d64/packed-seqs/causal-br/fill-nan-unused", NARROW | FWD, LIST_DEFAULT},
+    {"b3/h2/q150k300/d256/used/prefix:100/scale:-0.1", NARROW | FWD, LIST_DEFAULT},
+    {"b2/h4/gqa4/q90k300/d128/broadcast-row", NARROW | FWD, LIST_DEFAULT},
     /* NaN in a query: that row alone */
     {"b2/h2/q20k40/d16/fill-nan-q/bias:hqk/sinks/alibi/softcap:5", ALL, LIST_DEFAULT},
     {"b2/h2/q20k40/d16/fill-nan-q/packed-seqs", ALL, LIST_DEFAULT},

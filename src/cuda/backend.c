@@ -8,13 +8,8 @@
 #include "cuda/composed.h"
 #include "cuda/products.h"
 
-static const cuda_image *const images[CUDA_IMAGES] = {
-    [CUDA_IMAGE_EXACT] = &fattn_cuda_exact_image,
-    [CUDA_IMAGE_TENSOR_FORWARD] = &fattn_cuda_tensor_forward_image,
-    [CUDA_IMAGE_TENSOR_BACKWARD] = &fattn_cuda_tensor_backward_image,
-    [CUDA_IMAGE_CALLS] = &fattn_cuda_calls_image,
-    [CUDA_IMAGE_COMPOSED] = &fattn_cuda_composed_image,
-};
+#define LISTED(id, name) [CUDA_IMAGE_##id] = &fattn_cuda_##name##_image,
+static const cuda_image *const images[CUDA_IMAGES] = {CUDA_IMAGE_LIST(LISTED)};
 
 static fattn_status fail(CUresult result, const char *what)
 {
@@ -33,11 +28,14 @@ static CUresult read_attributes(const gpu_driver_calls *cu, cuda_gpu *gpu)
         int *to;
     } wanted[] = {{CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major},
                   {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor},
-                  {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &gpu->shared_most}};
+                  {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &gpu->shared_most},
+                  {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &gpu->multiprocessors}};
     CUresult result = cu->cuDeviceGetName(gpu->name, sizeof gpu->name, gpu->device);
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted && result == CUDA_SUCCESS; i++)
         result = cu->cuDeviceGetAttribute(wanted[i].to, wanted[i].attribute, gpu->device);
     gpu->capability = 10 * major + minor;
+    gpu->features = FATTN_CUDA_SM80 | (gpu->capability == 90 ? FATTN_CUDA_SM90 : 0) |
+                    (gpu->shared_most >= 163 * 1024 ? FATTN_CUDA_SHARED : 0);
     return result;
 }
 
@@ -60,6 +58,8 @@ static CUresult load_images(const gpu_driver_calls *cu, cuda_gpu *gpu)
 {
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; i < CUDA_IMAGES && result == CUDA_SUCCESS; i++) {
+        if (images[i]->needs & ~gpu->features)
+            continue;
         result = cu->cuModuleLoadData(&gpu->module[i], images[i]->bytes);
         for (int f = 0; f < images[i]->count && result == CUDA_SUCCESS; f++)
             result = load_function(cu, gpu, gpu->module[i], &images[i]->functions[f], &gpu->function[i][f]);
@@ -138,8 +138,7 @@ static fattn_status open_gpu(int32_t index, const char *kernel, void **state, ui
     }
     *state = gpu;
     *name = gpu->name;
-    *features = FATTN_CUDA_SM80 | (gpu->capability == 90 ? FATTN_CUDA_SM90 : 0) |
-                (gpu->shared_most >= 163 * 1024 ? FATTN_CUDA_SHARED : 0);
+    *features = gpu->features;
     return FATTN_OK;
 }
 

@@ -22,32 +22,39 @@ typedef struct cuda_function {
 typedef struct cuda_image {
     const unsigned char *bytes;
     const cuda_function *functions;
-    int count; /* at most CUDA_FUNCTIONS_MOST */
+    int count;      /* at most CUDA_FUNCTIONS_MOST */
+    uint32_t needs; /* FATTN_CUDA_... bits: on a GPU that lacks one it is not loaded */
 } cuda_image;
 
-/* The images, as backend.c lists them. */
-typedef enum cuda_image_id {
-    CUDA_IMAGE_EXACT,
-    CUDA_IMAGE_TENSOR_FORWARD,
-    CUDA_IMAGE_TENSOR_BACKWARD,
-    CUDA_IMAGE_CALLS,
-    CUDA_IMAGE_COMPOSED,
-    CUDA_IMAGES
-} cuda_image_id;
+/* Every image: X(name in CUDA_IMAGE_..., name of its .cu file). */
+#define CUDA_IMAGE_LIST(X)                                                                                                     \
+    X(EXACT, exact)                                                                                                            \
+    X(TENSOR_FORWARD, tensor_forward)                                                                                          \
+    X(TENSOR_BACKWARD, tensor_backward)                                                                                        \
+    X(HOPPER_FORWARD, hopper_forward)                                                                                          \
+    X(CALLS, calls)                                                                                                            \
+    X(COMPOSED, composed)
+
+#define CUDA_IMAGE_ID(id, name) CUDA_IMAGE_##id,
+typedef enum cuda_image_id { CUDA_IMAGE_LIST(CUDA_IMAGE_ID) CUDA_IMAGES } cuda_image_id;
+#undef CUDA_IMAGE_ID
 
 enum { CUDA_FUNCTIONS_MOST = 32 };
 
-extern const cuda_image fattn_cuda_exact_image, fattn_cuda_tensor_forward_image, fattn_cuda_tensor_backward_image,
-    fattn_cuda_calls_image, fattn_cuda_composed_image;
+#define CUDA_IMAGE_DECLARED(id, name) extern const cuda_image fattn_cuda_##name##_image;
+CUDA_IMAGE_LIST(CUDA_IMAGE_DECLARED)
+#undef CUDA_IMAGE_DECLARED
 
 /* A GPU that a context runs on. */
 typedef struct cuda_gpu {
     CUdevice device;
     CUcontext context; /* the primary one */
     char name[100];
-    int capability;  /* 90 for 9.0 */
-    int shared_most; /* bytes of shared memory that a block may ask for */
-    void *products;  /* the library's of products.h, NULL where no kernel that calls it was forced */
+    uint32_t features;   /* FATTN_CUDA_... bits */
+    int capability;      /* 90 for 9.0 */
+    int shared_most;     /* bytes of shared memory that a block may ask for */
+    int multiprocessors; /* as many blocks run at once if each takes a whole one */
+    void *products;      /* the library's of products.h, NULL where no kernel that calls it was forced */
     CUmodule module[CUDA_IMAGES];
     CUfunction function[CUDA_IMAGES][CUDA_FUNCTIONS_MOST];
 } cuda_gpu;

@@ -32,9 +32,9 @@ _Static_assert(TENSOR_FORWARD_SHARED(256, 256, 1, 64) <= 163 * 1024 && TENSOR_FO
 
 extern const unsigned char fattn_cuda_bytes_tensor_forward[], fattn_cuda_bytes_tensor_backward[];
 const cuda_image fattn_cuda_tensor_forward_image = {fattn_cuda_bytes_tensor_forward, forward_functions,
-                                                    sizeof forward_functions / sizeof *forward_functions};
+                                                    sizeof forward_functions / sizeof *forward_functions, 0};
 const cuda_image fattn_cuda_tensor_backward_image = {fattn_cuda_bytes_tensor_backward, backward_functions,
-                                                     sizeof backward_functions / sizeof *backward_functions};
+                                                     sizeof backward_functions / sizeof *backward_functions, 0};
 
 /* Numbers of a size: the dims it is for, rows of a forward unit (by adjusted), columns of results of a unit. */
 typedef struct forward_size {

@@ -6,9 +6,10 @@
  * keys of which the next is on its way while one is at work. S = Q K^T, P and O stay in the registers of the warp that owns
  * their rows: an accumulator of S has the shape of the left factor of P V. P is rounded to the inputs' type, sums are float.
  *
- * A row whose result is not finite is computed again by itself (row_alone): in a tile P = 0 of a key that the row does not keep
+ * A row whose result is not finite is computed again by itself (row_apart): in a tile P = 0 of a key that the row does not keep
  * meets that key's value, and 0 times an infinity or a NaN is NaN.
  */
+#include "cuda/alone.cuh"
 #include "cuda/tensor.cuh"
 
 /* Sizes of a kernel: dims padded, m-tiles per warp, keys per tile. */
@@ -378,64 +379,12 @@ __device__ __forceinline__ void softmax(row_sums<S> *sum, const scoring &how, fl
 
 /* --------------------------------------------------------------------------------------------------------- end of rows */
 
-/* The end of a row's softmax, in double: what O is multiplied with, and lse. m: in log2 units. */
-struct row_end {
-    double factor, lse;
-};
-
-__device__ inline row_end end_row(const fattn_problem &problem, const fattn_launch &at, int head, double l, double m)
-{
-    const bool has_sink = (problem.desc.flags & FATTN_WITH_SINKS) != 0;
-    const double sink = has_sink ? (double)at.sinks[head] : -(double)INFINITY;
-    if (l == 0)
-        return {0, sink};
-    const double above = sink * LOG2E - m;
-    if (!(above > 0)) {
-        const double total = l + (has_sink ? exp2(above) : 0);
-        return {1 / total, log(total) + m * LN2};
-    }
-    const double small = exp2(-above), total = l * small + 1;
-    return {small / total, log(total) + sink};
-}
-
-/* `width` columns from `column` on of one row again, number by number, by a warp. Takes copies: what a function that is not
- * inlined gets an address of would not stay in registers. */
+/* row_alone, not inlined: what gets an address of something would keep it out of registers, so it takes copies. */
 template <int width>
-__device__ __noinline__ void row_alone(const fattn_problem *problem, const fattn_launch *at, long long b, long long column,
+__device__ __noinline__ void row_apart(const fattn_problem *problem, const fattn_launch *at, long long b, long long column,
                                        lane_place lane)
 {
-    const fattn_desc &d = problem->desc;
-    const fattn_sequence seq = fattn_sequence_of(problem, at, b);
-    const fattn_dropout dropout = fattn_dropout_of(&d);
-    const bool bytes = d.kv_dtype == FATTN_I8;
-    const int head_kv = (int)(lane.head / problem->group);
-    double m = -(double)INFINITY, l = 0, sum[width / 32] = {};
-    for (long long key = lane.lo; key < lane.hi; key++)
-        m = fmax(m, score_alone(*problem, *at, seq, lane, key));
-    for (long long key = lane.lo; key < lane.hi; key++) {
-        const void *v = fattn_key_row(problem, at, &at->v, bytes ? 1 : 2, &seq, head_kv, key);
-        const double p = exp2(score_alone(*problem, *at, seq, lane, key) - m);
-        double weight = p;
-        if (d.dropout != 0)
-            weight = fattn_dropout_keeps(&dropout, b * d.heads_q + lane.head, lane.row, key) ? p / (1 - d.dropout) : 0;
-        if (bytes)
-            weight *= (double)at->v_scales[fattn_scale_index(problem, at, &seq, head_kv, key)];
-        l += p;
-#pragma unroll
-        for (int i = 0; i < width / 32; i++) {
-            const long long c = column + threadIdx.x % 32 + 32 * i;
-            if (c < d.dim_v)
-                sum[i] += weight * (double)load_number(v, d.kv_dtype, c);
-        }
-    }
-    const row_end end = end_row(*problem, *at, lane.head, l, m);
-    void *out = fattn_query_row(&at->out, fattn_dtype_size(d.out_dtype), &seq, lane.head, lane.row);
-#pragma unroll
-    for (int i = 0; i < width / 32; i++) {
-        const long long c = column + threadIdx.x % 32 + 32 * i;
-        if (c < d.dim_v)
-            store_number(out, d.out_dtype, c, l == 0 ? 0.0f : (float)(sum[i] * end.factor));
-    }
+    row_alone<width>(*problem, *at, b, column, lane);
 }
 
 /* Writes out and lse of a warp's rows. */
@@ -478,7 +427,7 @@ template <class S> __device__ inline void finish_rows(const unit<S> &u, const sc
             unsigned wrong = __ballot_sync(0xffffffffu, !finite && lane.row >= 0 && l - l == 0);
             for (int g = 0; g < 8; g++)
                 if (wrong >> (4 * g) & 15)
-                    row_alone<S::width>(u.problem, u.at, u.b, u.column,
+                    row_apart<S::width>(u.problem, u.at, u.b, u.column,
                                         u.lane[threadIdx.x / 32 * 16 * S::m_tiles + 16 * m + g + 8 * half]);
         }
 }
