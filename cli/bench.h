@@ -21,6 +21,7 @@
 
 int bench_attention(int argc, char **argv);
 int bench_gemm(int argc, char **argv);
+int bench_train(int argc, char **argv);
 
 enum { BENCH_KERNELS_MAX = 16, BENCH_SETS_MAX = 4096, BENCH_LIST_MAX = 64, BENCH_TEXT = 96 };
 

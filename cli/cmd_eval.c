@@ -13,11 +13,12 @@
 #include "train/config.h"
 #include "train/evaluate.h"
 #include "train_exit.h"
+#include "train_place.h"
 
 typedef struct eval_command {
     const char *folder, *source;
     int64_t world_seed, world_lines, batch, seq, max_tokens, threads;
-    int split;
+    int split, device, dtype;
     option_texts attention;
     bool json;
     attention_path paths[OPTION_LIST_MAX];
@@ -43,6 +44,9 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
         {"seq", "N", OPTION_INT, &c->seq, .high = 1 << 24, .help = "tokens in a window; 0: as the model was trained"},
         {"max-tokens", "N", OPTION_INT, &c->max_tokens, .high = 9e15, .help = "stop after so many; 0: all"},
         {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"device", "WHERE", OPTION_WORD, &c->device, .words = train_devices, .help = "where to compute: cpu or cuda"},
+        {"dtype", "TYPE", OPTION_WORD, &c->dtype, .words = train_types,
+         .help = "of activations and products; bf16 on a GPU only"},
         {"json", NULL, OPTION_FLAG, &c->json, .help = "one JSON object for each way"},
         {0}};
     const option_set set = {.usage = "fattn eval --model DIR [options]",
@@ -148,9 +152,12 @@ static int measure(eval_command *c)
 
 static int run_command(eval_command *c)
 {
-    bool good = checkpoint_read_state(c->folder, &c->state) && (c->m = checkpoint_load_model(c->folder, &c->state)) &&
-                open_data(c) && runtime_open(&c->r, (int)c->threads);
-    if (!good) {
+    bool good =
+        checkpoint_read_state(c->folder, &c->state) && (c->m = checkpoint_load_model(c->folder, &c->state)) && open_data(c);
+    int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads) : CLI_OK;
+    if (code != CLI_OK)
+        return code;
+    if (!good || !model_place(c->m, &c->r)) {
         cli_error("%s", train_error());
         return train_exit_code();
     }

@@ -15,10 +15,12 @@
 #include "train/text.h"
 #include "train/tokenizer.h"
 #include "train_exit.h"
+#include "train_place.h"
 
 typedef struct generate_command {
     const char *folder, *prompt, *prompt_ids, *stop, *attention;
     int64_t tokens, threads, seed;
+    int device, dtype;
     bool ids, json, greedy;
     sampler_options sampling;
     attention_path path;
@@ -54,6 +56,9 @@ static const option_spec *make_table(generate_command *c, option_spec table[20])
         {"attention", "HOW", OPTION_TEXT, &c->attention, .help = "composed, flash, block:N or window:W"},
         {"ids", NULL, OPTION_FLAG, &c->ids, .help = "print the token ids instead of the text"},
         {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"device", "WHERE", OPTION_WORD, &c->device, .words = train_devices, .help = "where to compute: cpu or cuda"},
+        {"dtype", "TYPE", OPTION_WORD, &c->dtype, .words = train_types,
+         .help = "of activations and products; bf16 on a GPU only"},
         {"json", NULL, OPTION_FLAG, &c->json, .help = "one JSON object at the end, nothing before"},
         {0}};
     memcpy(table, rows, sizeof rows);
@@ -206,8 +211,11 @@ static void finish_output(generate_command *c, generate_end end, double seconds)
 static int run_command(generate_command *c)
 {
     bool good = checkpoint_read_state(c->folder, &c->state) && make_prompt(c) && check_length(c) &&
-                (c->m = checkpoint_load_model(c->folder, &c->state)) && runtime_open(&c->r, (int)c->threads);
-    if (!good) {
+                (c->m = checkpoint_load_model(c->folder, &c->state));
+    int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads) : CLI_OK;
+    if (code != CLI_OK)
+        return code;
+    if (!good || !model_place(c->m, &c->r)) {
         cli_error("%s", train_error());
         return train_exit_code();
     }

@@ -13,6 +13,7 @@
 #include "train/evaluate.h"
 #include "train/tokenizer.h"
 #include "train_exit.h"
+#include "train_place.h"
 #include "train_settings.h"
 
 /* Everything that a run holds. */
@@ -82,8 +83,11 @@ static void on_sample(void *user, int64_t at, const int32_t *tokens, int64_t cou
 /* The first object of the log. */
 static void write_header(const train_command *c, FILE *file)
 {
-    fprintf(file, "{\"version\":\"%s\",\"parameters\":%lld,\"threads_used\":%d,\"first_step\":%lld,%s\n", fattn_version(),
-            (long long)c->m->weights, c->r.threads, (long long)c->o->step + 1, c->configuration.bytes + 1);
+    fprintf(file, "{\"version\":\"%s\",\"parameters\":%lld,\"threads_used\":%d,", fattn_version(), (long long)c->m->weights,
+            c->r.threads);
+    if (c->r.device->name)
+        fprintf(file, "\"device_name\":\"%s\",", c->r.device->name);
+    fprintf(file, "\"first_step\":%lld,%s\n", (long long)c->o->step + 1, c->configuration.bytes + 1);
     fflush(file);
 }
 
@@ -94,8 +98,13 @@ static void on_started(void *user)
         write_header(c, c->log);
     if (c->quiet)
         write_header(c, stdout);
-    cli_note("%lld parameters, %d threads, attention %s, %lld steps of %lld tokens", (long long)c->m->weights, c->r.threads,
-             c->s.attention, (long long)c->s.steps, (long long)(c->s.batch * c->s.seq * c->s.accumulate));
+    const long long tokens = (long long)(c->s.batch * c->s.seq * c->s.accumulate);
+    if (c->r.device->name)
+        cli_note("%lld parameters, %s, %s, attention %s, %lld steps of %lld tokens", (long long)c->m->weights,
+                 c->r.device->name, train_types[c->s.dtype], c->s.attention, (long long)c->s.steps, tokens);
+    else
+        cli_note("%lld parameters, %d threads, attention %s, %lld steps of %lld tokens", (long long)c->m->weights, c->r.threads,
+                 c->s.attention, (long long)c->s.steps, tokens);
     if (c->o->step >= c->s.steps)
         cli_note("the checkpoint has %lld steps already, --steps is %lld", (long long)c->o->step, (long long)c->s.steps);
 }
@@ -127,7 +136,7 @@ static int open_model(train_command *c)
     if (!s->resume && !model_config_check(&config))
         return wrong();
     c->m = s->resume ? checkpoint_load_model(s->resume, &s->state) : model_create(&config, (uint64_t)s->seed);
-    c->o = c->m ? optimizer_create(c->m, &adam) : NULL;
+    c->o = c->m && model_place(c->m, &c->r) ? optimizer_create(c->m, &adam) : NULL;
     if (!c->o || (s->resume && !checkpoint_load_optimizer(s->resume, &s->state, c->o)))
         return wrong();
     if (s->resume)
@@ -246,10 +255,8 @@ static int run_command(train_command *c)
     }
     if (!interrupt_watch())
         cli_note("no thread to wait for signals: an interrupt ends the run without a checkpoint");
-    if (!runtime_open(&c->r, (int)c->s.threads)) {
-        cli_error("%s", train_error());
-        return CLI_FAILED;
-    }
+    if ((code = train_place_open(&c->r, c->s.device, c->s.dtype, c->s.threads)) != CLI_OK)
+        return code;
     if ((code = open_model(c)) != CLI_OK || (code = open_outputs(c)) != CLI_OK)
         return code;
     return run_loop(c);

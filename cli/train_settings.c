@@ -8,9 +8,8 @@
 
 #include "cli.h"
 #include "train/error.h"
+#include "train_place.h"
 
-static const char *const devices[] = {"cpu", "cuda", NULL};
-static const char *const dtypes[] = {"f32", "bf16", "f16", "f64", NULL};
 static const char *const schedules[] = {"cosine", "constant", NULL};
 
 /* What a checkpoint settles for good. */
@@ -59,8 +58,9 @@ static void make_table(train_settings *s)
         {"flash", NULL, OPTION_FLAG, &s->flash, .help = "short for --attention flash"},
         {"attention", "HOW", OPTION_TEXT, &s->attention, .help = "composed, flash or window:W (the last W keys)"},
         {"recompute", NULL, OPTION_FLAG, &s->recompute, .help = "compute blocks again in backward instead of keeping them"},
-        {"device", "WHERE", OPTION_WORD, &s->device, .words = devices, .help = "where to train"},
-        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = dtypes, .help = "type of the numbers"},
+        {"device", "WHERE", OPTION_WORD, &s->device, .words = train_devices, .help = "where to train: cpu or cuda"},
+        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = train_types,
+         .help = "of activations and products; bf16 on a GPU only"},
         {"threads", "N", OPTION_INT, &s->threads, .high = 1024, .help = "0: as many as the process may use"},
         {"steps", "N", OPTION_INT, &s->steps, .low = 1, .high = 1e12, .help = "updates"},
         {"batch", "N", OPTION_INT, &s->batch, .low = 1, .high = 1e6, .help = "windows in a micro-batch"},
@@ -227,11 +227,6 @@ static bool check_settled(const train_settings *s)
         cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
         return false;
     }
-    if (s->device != 0 || s->dtype != 0) {
-        cli_error("--%s %s: not supported yet", s->device ? "device" : "dtype",
-                  s->device ? devices[s->device] : dtypes[s->dtype]);
-        return false;
-    }
     return true;
 }
 
@@ -260,12 +255,12 @@ bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
 {
     /* First what was said, to know preset, configuration file and checkpoint; then all layers from the bottom. */
     train_settings said = {0};
-    const option_set set = {.usage = "fattn train [options]",
-                            .about =
-                                "Trains a language model on bytes, on the CPU. Without options: a tiny one, on a generated\n"
-                                "world, in some minutes. Interrupting it (Ctrl-C) saves a checkpoint first.",
-                            .table = said.table,
-                            .marks = &said.marks};
+    const option_set set = {
+        .usage = "fattn train [options]",
+        .about = "Trains a language model on bytes, on the CPU or a GPU. Without options: a tiny one, on a generated\n"
+                 "world, in some minutes. Interrupting it (Ctrl-C) saves a checkpoint first.",
+        .table = said.table,
+        .marks = &said.marks};
     *s = (train_settings){0};
     make_table(&said);
     set_defaults(&said);

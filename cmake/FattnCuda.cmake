@@ -39,8 +39,9 @@ if(NOT FATTN_WITH_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# Compiles the .cu files of these names to images, and sets `result` to an assembler file, named after it, with all of them in the
-# library's read-only data: fattn_cuda_bytes_<name>. TARGETS: what they are compiled for, as nvcc's -gencode takes it.
+# Compiles the .cu files of these names, in this folder's cuda/, to images, and sets `result` to an assembler file, named after it,
+# with all of them as read-only data: fattn_cuda_bytes_<name>, a name of its own in the whole build. TARGETS: what they are
+# compiled for, as nvcc's -gencode takes it.
 function(fattn_cuda_images result)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "TARGETS")
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/cuda)
@@ -56,7 +57,7 @@ function(fattn_cuda_images result)
     set(source ${CMAKE_CURRENT_SOURCE_DIR}/cuda/${name}.cu)
     add_custom_command(OUTPUT ${image}
       COMMAND ${FATTN_NVCC} --fatbin ${targets} -std=c++17 -O3 -Xfatbin --compress-all -allow-unsupported-compiler -I${CMAKE_CURRENT_SOURCE_DIR}
-        -I${PROJECT_SOURCE_DIR}/include -MD -MT ${image} -MF ${image}.d -o ${image} ${source}
+        -I${CMAKE_CURRENT_SOURCE_DIR}/.. -I${PROJECT_SOURCE_DIR}/include -MD -MT ${image} -MF ${image}.d -o ${image} ${source}
       DEPENDS ${source} DEPFILE ${image}.d COMMENT "Compiling CUDA image ${name}" VERBATIM)
     list(APPEND images ${image})
     set(symbol fattn_cuda_bytes_${name})

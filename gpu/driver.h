@@ -35,6 +35,8 @@
     X(cuTensorMapEncodeTiled)                                                                                                  \
     X(cuMemAlloc)                                                                                                              \
     X(cuMemFree)                                                                                                               \
+    X(cuMemAllocHost)                                                                                                          \
+    X(cuMemFreeHost)                                                                                                           \
     X(cuMemcpyHtoDAsync)                                                                                                       \
     X(cuMemcpyDtoHAsync)                                                                                                       \
     X(cuMemcpyDtoDAsync)                                                                                                       \
@@ -51,6 +53,7 @@
     X(cuEventCreate)                                                                                                           \
     X(cuEventDestroy)                                                                                                          \
     X(cuEventRecord)                                                                                                           \
+    X(cuEventSynchronize)                                                                                                      \
     X(cuEventElapsedTime)
 
 typedef struct gpu_driver_calls {

@@ -165,6 +165,19 @@ void gpu_release(gpu_device *g, void *memory)
         done(g, gpu_driver()->cuMemFree(address(memory)), "freeing the GPU's memory");
 }
 
+void *gpu_allocate_shared(gpu_device *g, size_t bytes)
+{
+    void *memory = NULL;
+    const bool ok = done(g, gpu_driver()->cuMemAllocHost(&memory, bytes > 0 ? bytes : 1), "memory that the GPU shares");
+    return ok ? memory : NULL;
+}
+
+void gpu_release_shared(gpu_device *g, void *memory)
+{
+    if (memory)
+        done(g, gpu_driver()->cuMemFreeHost(memory), "freeing memory that the GPU shares");
+}
+
 bool gpu_put(gpu_device *g, void *to, const void *host, size_t bytes)
 {
     return bytes == 0 || done(g, gpu_driver()->cuMemcpyHtoDAsync(address(to), host, bytes, g->stream), "copying to the GPU");
@@ -202,6 +215,11 @@ bool gpu_mark(gpu_device *g, int mark)
     if (!g->mark[mark] && !done(g, cu->cuEventCreate(&g->mark[mark], CU_EVENT_DEFAULT), "making an event"))
         return false;
     return done(g, cu->cuEventRecord(g->mark[mark], g->stream), "recording an event");
+}
+
+bool gpu_wait_mark(gpu_device *g, int mark)
+{
+    return done(g, gpu_driver()->cuEventSynchronize(g->mark[mark]), "running on the GPU");
 }
 
 double gpu_seconds(gpu_device *g, int from, int to)

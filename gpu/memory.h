@@ -44,6 +44,10 @@ void gpu_forget_error(gpu_device *g);
 void *gpu_allocate(gpu_device *g, size_t bytes);
 void gpu_release(gpu_device *g, void *memory);
 
+/* Memory of the host that the GPU reaches too, for a few numbers that it tells the host. Releasing NULL does nothing. */
+void *gpu_allocate_shared(gpu_device *g, size_t bytes);
+void gpu_release_shared(gpu_device *g, void *memory);
+
 /* Copies to the GPU, back, and within it. gpu_put may return before it is done, but the host's bytes may be changed; gpu_get
  * waits; gpu_copy does not. */
 bool gpu_put(gpu_device *g, void *to, const void *host, size_t bytes);
@@ -56,9 +60,10 @@ bool gpu_fill(gpu_device *g, void *to, unsigned char byte, size_t bytes);
 /* Waits for all work. False after an error of any of it: the GPU is then of no more use to this process. */
 bool gpu_wait(gpu_device *g);
 
-/* Notes the time at which the work so far is done, as mark 0 .. GPU_MARKS-1; and the seconds between two marks, once gpu_wait
- * has returned: NaN after an error. */
+/* Notes the time at which the work so far is done, as mark 0 .. GPU_MARKS-1; waits until it is, whatever work came later; and
+ * the seconds between two marks, once gpu_wait has returned: NaN after an error. */
 bool gpu_mark(gpu_device *g, int mark);
+bool gpu_wait_mark(gpu_device *g, int mark);
 double gpu_seconds(gpu_device *g, int from, int to);
 
 #endif

@@ -59,6 +59,17 @@ void gpu_release(gpu_device *g, void *memory)
     (void)g, (void)memory;
 }
 
+void *gpu_allocate_shared(gpu_device *g, size_t bytes)
+{
+    (void)g, (void)bytes;
+    return NULL;
+}
+
+void gpu_release_shared(gpu_device *g, void *memory)
+{
+    (void)g, (void)memory;
+}
+
 bool gpu_put(gpu_device *g, void *to, const void *host, size_t bytes)
 {
     (void)g, (void)to, (void)host, (void)bytes;
@@ -90,6 +101,12 @@ bool gpu_wait(gpu_device *g)
 }
 
 bool gpu_mark(gpu_device *g, int mark)
+{
+    (void)g, (void)mark;
+    return false;
+}
+
+bool gpu_wait_mark(gpu_device *g, int mark)
 {
     (void)g, (void)mark;
     return false;

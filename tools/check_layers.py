@@ -21,7 +21,7 @@ ALLOWED = {
     "src/cuda": ["include", "src/core", "gpu"],
     "gpu": [],
     "harness": ["include", "gpu"],
-    "train": ["include"],
+    "train": ["include", "gpu"],
     "cli": ["include", "harness", "train", "gpu"],
     "bench": ["include", "harness", "train", "gpu"],
     "python": ["include"],

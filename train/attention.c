@@ -7,13 +7,14 @@
  */
 #include "attention.h"
 #include "error.h"
-#include <math.h>
 
 attention attention_problem(const runtime *r, attention_path path, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seq_q, int64_t seq_k, int64_t dim)
 {
     return (attention){.context = path.kind == ATTENTION_COMPOSED ? r->composed : r->flash,
                        .path = path,
+                       .device = r->device,
+                       .type = r->type,
                        .batch = batch,
                        .heads = heads,
                        .heads_kv = heads_kv,
@@ -25,7 +26,7 @@ attention attention_problem(const runtime *r, attention_path path, int64_t batch
 static fattn_desc describe(const attention *a)
 {
     fattn_desc d = {.struct_size = sizeof d,
-                    .dtype = FATTN_F32,
+                    .dtype = a->type == NUMBER_BF16 ? FATTN_BF16 : FATTN_F32,
                     .mask = FATTN_MASK_CAUSAL,
                     .align = FATTN_ALIGN_BOTTOM_RIGHT,
                     .batch = a->batch,
@@ -92,6 +93,8 @@ bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
     }
     if (op == FATTN_OP_BACKWARD)
         return train_fail("attention by blocks has no backward: train with composed or flash");
+    if (a->type != NUMBER_F32)
+        return train_fail("attention by blocks computes in f32 only");
     for (int64_t key = 0; key < a->seq_k; key += a->path.size) {
         key_block b = block_at(a, key);
         size_t need;
@@ -104,44 +107,42 @@ bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
 }
 
 /* `seq` rows per sequence, of which the view begins at row `first`. */
-static fattn_view view(attention_rows x, int64_t seq, int64_t first, int64_t dim)
+static fattn_view view(const attention *a, attention_rows x, int64_t seq, int64_t first)
 {
-    return (fattn_view){x.data + first * x.stride, seq * x.stride, dim, x.stride};
+    char *data = x.data;
+    return (fattn_view){data + first * x.stride * (int64_t)number_bytes(a->type), seq * x.stride, a->dim, x.stride};
 }
 
-/* Adds a block's result to the rows that it concerns. lse [batch, heads, seq_q], block_lse [batch, heads, rows]. */
-static void merge(const attention *a, const key_block *b, attention_rows out, float *lse, const float *block_out,
+/* Adds a block's result to the rows that it concerns. */
+static bool merge(const attention *a, const key_block *b, attention_rows out, float *lse, const float *block_out,
                   const float *block_lse)
 {
-    int64_t rows = b->desc.seq_q, width = a->heads * a->dim;
-#pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < a->batch * rows; n++) {
-        int64_t batch = n / rows, i = n % rows, row = batch * a->seq_q + b->first_row + i;
-        for (int64_t h = 0; h < a->heads; h++) {
-            float *total = lse + (batch * a->heads + h) * a->seq_q + b->first_row + i;
-            float other = block_lse[(batch * a->heads + h) * rows + i];
-            float most = fmaxf(*total, other), merged = most + logf(expf(*total - most) + expf(other - most));
-            float keep = expf(*total - merged), take = expf(other - merged);
-            float *o = out.data + row * out.stride + h * a->dim;
-            const float *p = block_out + n * width + h * a->dim;
-            for (int64_t d = 0; d < a->dim; d++)
-                o[d] = keep * o[d] + take * p[d];
-            *total = merged;
-        }
-    }
+    merge_call c = {.batch = a->batch,
+                    .heads = a->heads,
+                    .dim = a->dim,
+                    .seq = a->seq_q,
+                    .first = b->first_row,
+                    .rows = b->desc.seq_q,
+                    .out_stride = out.stride,
+                    .out = out.data,
+                    .lse = lse,
+                    .block_out = block_out,
+                    .block_lse = block_lse};
+    return a->device->run->merge(a->device, &c);
 }
 
 static bool run_block(const attention *a, const key_block *b, attention_rows q, attention_rows k, attention_rows v,
                       attention_rows out, int64_t out_seq, int64_t out_first, float *lse, char *workspace, size_t bytes)
 {
     fattn_forward_args args = {.struct_size = sizeof args,
-                               .q = view(q, a->seq_q, b->first_row, a->dim),
-                               .k = view(k, a->seq_k, b->first_key, a->dim),
-                               .v = view(v, a->seq_k, b->first_key, a->dim),
-                               .out = view(out, out_seq, out_first, a->dim),
+                               .q = view(a, q, a->seq_q, b->first_row),
+                               .k = view(a, k, a->seq_k, b->first_key),
+                               .v = view(a, v, a->seq_k, b->first_key),
+                               .out = view(a, out, out_seq, out_first),
                                .lse = lse,
                                .workspace = workspace,
-                               .workspace_size = bytes};
+                               .workspace_size = bytes,
+                               .stream = a->device->stream};
     return fattn_forward(a->context, &b->desc, &args) == FATTN_OK || refused();
 }
 
@@ -149,8 +150,8 @@ static bool run_block(const attention *a, const key_block *b, attention_rows q, 
 static bool forward_by_blocks(const attention *a, attention_rows q, attention_rows k, attention_rows v, attention_rows out,
                               float *lse, char *workspace, size_t bytes)
 {
-    attention_rows partial = {(float *)(void *)workspace, a->heads * a->dim};
-    float *partial_lse = partial.data + partial_out_floats(a);
+    attention_rows partial = {workspace, a->heads * a->dim};
+    float *partial_lse = (float *)partial.data + partial_out_floats(a);
     char *rest = workspace + partial_bytes(a);
     bytes -= partial_bytes(a);
     for (int64_t key = 0; key < a->seq_k; key += a->path.size) {
@@ -162,7 +163,8 @@ static bool forward_by_blocks(const attention *a, attention_rows q, attention_ro
         }
         if (!run_block(a, &b, q, k, v, partial, b.desc.seq_q, 0, partial_lse, rest, bytes))
             return false;
-        merge(a, &b, out, lse, partial.data, partial_lse);
+        if (!merge(a, &b, out, lse, partial.data, partial_lse))
+            return false;
     }
     return true;
 }
@@ -174,13 +176,14 @@ bool attention_forward(const attention *a, attention_rows q, attention_rows k, a
         return forward_by_blocks(a, q, k, v, out, lse, workspace, bytes);
     fattn_desc d = describe(a);
     fattn_forward_args args = {.struct_size = sizeof args,
-                               .q = view(q, a->seq_q, 0, a->dim),
-                               .k = view(k, a->seq_k, 0, a->dim),
-                               .v = view(v, a->seq_k, 0, a->dim),
-                               .out = view(out, a->seq_q, 0, a->dim),
+                               .q = view(a, q, a->seq_q, 0),
+                               .k = view(a, k, a->seq_k, 0),
+                               .v = view(a, v, a->seq_k, 0),
+                               .out = view(a, out, a->seq_q, 0),
                                .lse = lse,
                                .workspace = workspace,
-                               .workspace_size = bytes};
+                               .workspace_size = bytes,
+                               .stream = a->device->stream};
     return fattn_forward(a->context, &d, &args) == FATTN_OK || refused();
 }
 
@@ -190,16 +193,17 @@ bool attention_backward(const attention *a, attention_rows q, attention_rows k, 
 {
     fattn_desc d = describe(a);
     fattn_backward_args args = {.struct_size = sizeof args,
-                                .q = view(q, a->seq_q, 0, a->dim),
-                                .k = view(k, a->seq_k, 0, a->dim),
-                                .v = view(v, a->seq_k, 0, a->dim),
-                                .out = view(out, a->seq_q, 0, a->dim),
-                                .dout = view(dout, a->seq_q, 0, a->dim),
-                                .dq = view(dq, a->seq_q, 0, a->dim),
-                                .dk = view(dk, a->seq_k, 0, a->dim),
-                                .dv = view(dv, a->seq_k, 0, a->dim),
+                                .q = view(a, q, a->seq_q, 0),
+                                .k = view(a, k, a->seq_k, 0),
+                                .v = view(a, v, a->seq_k, 0),
+                                .out = view(a, out, a->seq_q, 0),
+                                .dout = view(a, dout, a->seq_q, 0),
+                                .dq = view(a, dq, a->seq_q, 0),
+                                .dk = view(a, dk, a->seq_k, 0),
+                                .dv = view(a, dv, a->seq_k, 0),
                                 .lse = lse,
                                 .workspace = workspace,
-                                .workspace_size = bytes};
+                                .workspace_size = bytes,
+                                .stream = a->device->stream};
     return fattn_backward(a->context, &d, &args) == FATTN_OK || refused();
 }

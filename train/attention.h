@@ -6,7 +6,7 @@
  *
  *     lse = ln(e^lse + e^lse_j)         out = e^(lse - lse') out + e^(lse_j - lse') out_j          lse' the new one
  *
- * which is exact, as the online softmax is.
+ * which is exact, as the online softmax is. Float only.
  */
 #ifndef TRAIN_ATTENTION_H
 #define TRAIN_ATTENTION_H
@@ -16,16 +16,18 @@
 typedef struct attention {
     const fattn_context *context;
     attention_path path;
+    device *device;
+    number_type type; /* of q, k, v, out and their gradients; lse is float */
     int64_t batch, heads, heads_kv, seq_q, seq_k, dim;
 } attention;
 
 /* Where the rows of a tensor lie: row b*seq + i at data + (b*seq + i) * stride, head h at column h*dim. */
 typedef struct attention_rows {
-    float *data;
+    void *data;
     int64_t stride;
 } attention_rows;
 
-/* Fills in context and path for a problem of this runtime. */
+/* A problem of this runtime: its context, device and type. */
 attention attention_problem(const runtime *r, attention_path path, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seq_q, int64_t seq_k, int64_t dim);
 /* Bytes of workspace. False, with train_error() set, if the library refuses the problem. */

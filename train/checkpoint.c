@@ -176,27 +176,41 @@ static bool save_tensors(const char *path, const safetensors_tensor *tensors, in
 
 static bool save_model(const char *path, const model *m)
 {
+    const float *data = device_look(m->device, m->data, (size_t)m->size * sizeof *data);
+    if (!data)
+        return false;
     safetensors_tensor *tensors = text_alloc((size_t)m->parameter_count * sizeof *tensors);
     for (int i = 0; i < m->parameter_count; ++i)
-        tensors[i] = describe(&m->parameters[i], m->parameters[i].name, m->parameters[i].data);
+        tensors[i] = describe(&m->parameters[i], m->parameters[i].name, data + m->parameters[i].offset);
     bool saved = save_tensors(path, tensors, m->parameter_count);
+    free(tensors);
+    device_look_end(m->device, data);
+    return saved;
+}
+
+static bool save_moments(const char *path, const model *m, const float *mean, const float *square)
+{
+    safetensors_tensor *tensors = text_alloc(2 * (size_t)m->parameter_count * sizeof *tensors);
+    for (int i = 0; i < m->parameter_count; ++i) {
+        const parameter *p = &m->parameters[i];
+        tensors[2 * i] = describe(p, join("m", ".", p->name), mean + p->offset);
+        tensors[2 * i + 1] = describe(p, join("v", ".", p->name), square + p->offset);
+    }
+    bool saved = save_tensors(path, tensors, 2 * (int64_t)m->parameter_count);
+    for (int i = 0; i < 2 * m->parameter_count; ++i)
+        free((void *)tensors[i].name);
     free(tensors);
     return saved;
 }
 
 static bool save_optimizer(const char *path, const optimizer *o)
 {
-    const model *m = o->target;
-    safetensors_tensor *tensors = text_alloc(2 * (size_t)m->parameter_count * sizeof *tensors);
-    for (int i = 0; i < m->parameter_count; ++i) {
-        const parameter *p = &m->parameters[i];
-        tensors[2 * i] = describe(p, join("m", ".", p->name), o->m + p->offset);
-        tensors[2 * i + 1] = describe(p, join("v", ".", p->name), o->v + p->offset);
-    }
-    bool saved = save_tensors(path, tensors, 2 * (int64_t)m->parameter_count);
-    for (int i = 0; i < 2 * m->parameter_count; ++i)
-        free((void *)tensors[i].name);
-    free(tensors);
+    device *d = o->target->device;
+    const size_t bytes = (size_t)o->target->size * sizeof(float);
+    const float *mean = device_look(d, o->m, bytes), *square = mean ? device_look(d, o->v, bytes) : NULL;
+    bool saved = mean && square && save_moments(path, o->target, mean, square);
+    device_look_end(d, mean);
+    device_look_end(d, square);
     return saved;
 }
 
@@ -291,12 +305,26 @@ model *checkpoint_load_model(const char *folder, const checkpoint_state *state)
     return m;
 }
 
-bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state, optimizer *o)
+/* Fills in arrays of the host. */
+static bool load_moments(const char *folder, const checkpoint_state *state, const model *m, float *mean, float *square)
 {
     safetensors_file *file = open_verified(folder, file_names[1], &state->optimizer_file);
     bool loaded =
-        file && load_tensors(file, folder, file_names[1], o->target, 2, (const char *[]){"m.", "v."}, (float *[]){o->m, o->v});
-    o->step = state->step;
+        file && load_tensors(file, folder, file_names[1], m, 2, (const char *[]){"m.", "v."}, (float *[]){mean, square});
     safetensors_close(file);
+    return loaded;
+}
+
+bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state, optimizer *o)
+{
+    device *d = o->target->device;
+    const size_t count = (size_t)o->target->size, bytes = count * sizeof(float);
+    float *both = calloc(2 * count, sizeof *both);
+    if (!both)
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser's %zu bytes", 2 * bytes);
+    bool loaded = load_moments(folder, state, o->target, both, both + count) && d->run->put(d, o->m, both, bytes) &&
+                  d->run->put(d, o->v, both + count, bytes);
+    o->step = state->step;
+    free(both);
     return loaded;
 }

@@ -10,7 +10,6 @@
 #include "model.h"
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { CHUNK = 128 };
 
@@ -20,43 +19,48 @@ struct decoder {
     attention_path path;
     int64_t capacity, length, chunk; /* chunk: rows of the buffers */
     int64_t q_cols, kv_cols;         /* heads * dim, heads_kv * dim */
-    float *block;                    /* all of the following */
-    size_t block_floats;
-    float *k, *v;      /* [layers, capacity, kv_cols] */
-    float *x, *normed; /* [chunk, hidden] */
-    float *qkv;        /* [chunk, q_cols + 2 kv_cols] */
-    float *q, *out;    /* [chunk, q_cols] */
-    float *lse;        /* [heads, chunk] */
-    float *gate_up;    /* [chunk, 2 ffn] */
-    float *inner;      /* [chunk, ffn] */
-    float *logits;     /* [vocab] */
-    void *workspace;   /* of attention */
+    char *block;                     /* all of the following, of the model's device */
+    size_t block_bytes;
+    char *k, *v;     /* [layers, capacity, kv_cols] */
+    float *x;        /* [chunk, hidden] */
+    void *normed;    /* [chunk, hidden] */
+    char *qkv;       /* [chunk, q_cols + 2 kv_cols] */
+    void *q, *out;   /* [chunk, q_cols] */
+    float *lse;      /* [heads, chunk] */
+    void *gate_up;   /* [chunk, 2 ffn] */
+    void *inner;     /* [chunk, ffn] */
+    float *logits;   /* [vocab] */
+    int32_t *tokens; /* [chunk] */
+    void *workspace; /* of attention */
     size_t workspace_bytes;
+    float *host_logits; /* [vocab], of the host */
 };
 
 /* Hands out the block, or only counts it while the block is NULL. */
-static float *take(decoder *d, int64_t floats)
+static void *take(decoder *d, int64_t count, size_t size)
 {
-    float *p = d->block ? d->block + d->block_floats : NULL;
-    d->block_floats += (size_t)(floats + 15) / 16 * 16;
+    void *p = d->block ? d->block + d->block_bytes : NULL;
+    d->block_bytes += ((size_t)count * size + 63) / 64 * 64;
     return p;
 }
 
 static void lay_out(decoder *d)
 {
     const model_config *c = &d->m->config;
-    d->block_floats = 0;
-    d->k = take(d, c->layers * d->capacity * d->kv_cols);
-    d->v = take(d, c->layers * d->capacity * d->kv_cols);
-    d->x = take(d, d->chunk * c->hidden);
-    d->normed = take(d, d->chunk * c->hidden);
-    d->qkv = take(d, d->chunk * (d->q_cols + 2 * d->kv_cols));
-    d->q = take(d, d->chunk * d->q_cols);
-    d->out = take(d, d->chunk * d->q_cols);
-    d->lse = take(d, d->chunk * c->heads);
-    d->gate_up = take(d, d->chunk * 2 * c->ffn);
-    d->inner = take(d, d->chunk * c->ffn);
-    d->logits = take(d, c->vocab);
+    const size_t size = number_bytes(d->r->type);
+    d->block_bytes = 0;
+    d->k = take(d, c->layers * d->capacity * d->kv_cols, size);
+    d->v = take(d, c->layers * d->capacity * d->kv_cols, size);
+    d->x = take(d, d->chunk * c->hidden, sizeof *d->x);
+    d->normed = take(d, d->chunk * c->hidden, size);
+    d->qkv = take(d, d->chunk * (d->q_cols + 2 * d->kv_cols), size);
+    d->q = take(d, d->chunk * d->q_cols, size);
+    d->out = take(d, d->chunk * d->q_cols, size);
+    d->lse = take(d, d->chunk * c->heads, sizeof *d->lse);
+    d->gate_up = take(d, d->chunk * 2 * c->ffn, size);
+    d->inner = take(d, d->chunk * c->ffn, size);
+    d->logits = take(d, c->vocab, sizeof *d->logits);
+    d->tokens = take(d, d->chunk, sizeof *d->tokens);
 }
 
 static attention problem(const decoder *d, int64_t rows, int64_t length)
@@ -73,21 +77,25 @@ static bool ensure_workspace(decoder *d, const attention *a)
         return false;
     if (bytes <= d->workspace_bytes)
         return true;
-    void *larger = realloc(d->workspace, bytes);
-    if (!larger)
+    device *dev = d->m->device;
+    dev->run->release(dev, d->workspace);
+    d->workspace_bytes = 0;
+    d->workspace = dev->run->allocate(dev, bytes);
+    if (!d->workspace)
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for attention: it needs %zu bytes", bytes);
-    d->workspace = larger;
     d->workspace_bytes = bytes;
     return true;
 }
 
 static bool prepare(decoder *d)
 {
+    device *dev = d->m->device;
     lay_out(d);
-    d->block = aligned_alloc(64, d->block_floats * sizeof *d->block);
+    d->host_logits = malloc((size_t)d->m->config.vocab * sizeof *d->host_logits);
+    d->block = d->host_logits ? dev->run->allocate(dev, d->block_bytes) : NULL;
     if (!d->block)
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for a cache of %" PRId64 " tokens: it needs %zu bytes", d->capacity,
-                             d->block_floats * sizeof *d->block);
+                             d->block_bytes);
     lay_out(d);
     attention one = problem(d, 1, d->capacity), many = problem(d, d->chunk, d->capacity);
     return ensure_workspace(d, &one) && ensure_workspace(d, &many);
@@ -122,53 +130,122 @@ void decoder_free(decoder *d)
 {
     if (!d)
         return;
-    free(d->block);
-    free(d->workspace);
+    device *dev = d->m->device;
+    dev->run->release(dev, d->block);
+    dev->run->release(dev, d->workspace);
+    free(d->host_logits);
     free(d);
+}
+
+/* Norm and rotation of some columns of qkv into rows of their own. */
+static bool turn(decoder *d, void *to, int64_t first_col, int64_t heads, int64_t rows, const parameter *weight)
+{
+    const model *m = d->m;
+    const int64_t dim = m->config.head_dim;
+    qknorm_rope_call c = {.rows = rows,
+                          .heads = heads,
+                          .dim = dim,
+                          .seq = rows,
+                          .first = d->length,
+                          .stride = d->q_cols + 2 * d->kv_cols,
+                          .out_stride = heads * dim,
+                          .type = d->r->type,
+                          .eps = (float)m->config.rms_eps,
+                          .x = d->qkv + (size_t)first_col * number_bytes(d->r->type),
+                          .weight = weight->data,
+                          .cos = m->rope_cos,
+                          .sin = m->rope_sin,
+                          .out = to};
+    return m->device->run->qknorm_rope_forward(m->device, &c);
+}
+
+/* The new rows' values join the cache. */
+static bool keep_values(decoder *d, void *to, int64_t rows)
+{
+    device *dev = d->m->device;
+    copy_call c = {.rows = rows,
+                   .cols = d->kv_cols,
+                   .to_stride = d->kv_cols,
+                   .from_stride = d->q_cols + 2 * d->kv_cols,
+                   .to_type = d->r->type,
+                   .from_type = d->r->type,
+                   .to = to,
+                   .from = d->qkv + (size_t)(d->q_cols + d->kv_cols) * number_bytes(d->r->type)};
+    return dev->run->copy(dev, &c);
 }
 
 /* out = attention of the new rows, whose keys and values join the cache of this layer. */
 static bool attend(decoder *d, int64_t layer, int64_t rows)
 {
-    const model *m = d->m;
-    const model_config *c = &m->config;
-    const model_layer *l = &m->layer[layer];
-    float *k = d->k + layer * d->capacity * d->kv_cols, *v = d->v + layer * d->capacity * d->kv_cols;
-    int64_t stride = d->q_cols + 2 * d->kv_cols;
-    rotation rotate_q = {m->rope_cos, m->rope_sin, c->heads, c->head_dim, rows};
-    rotation rotate_k = {m->rope_cos, m->rope_sin, c->heads_kv, c->head_dim, rows};
-    qknorm_rope_forward(d->q, d->q_cols, NULL, d->qkv, stride, rows, l->q_norm->data, &rotate_q, d->length, (float)c->rms_eps);
-    qknorm_rope_forward(k + d->length * d->kv_cols, d->kv_cols, NULL, d->qkv + d->q_cols, stride, rows, l->k_norm->data,
-                        &rotate_k, d->length, (float)c->rms_eps);
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(v + (d->length + i) * d->kv_cols, d->qkv + i * stride + d->q_cols + d->kv_cols, (size_t)d->kv_cols * sizeof *v);
+    const model_config *c = &d->m->config;
+    const model_layer *l = &d->m->layer[layer];
+    const size_t row = (size_t)d->kv_cols * number_bytes(d->r->type), before = (size_t)d->length * row;
+    char *k = d->k + (size_t)(layer * d->capacity) * row, *v = d->v + (size_t)(layer * d->capacity) * row;
     attention a = problem(d, rows, d->length + rows);
-    return ensure_workspace(d, &a) && attention_forward(&a, (attention_rows){d->q, d->q_cols}, (attention_rows){k, d->kv_cols},
-                                                        (attention_rows){v, d->kv_cols}, (attention_rows){d->out, d->q_cols},
-                                                        d->lse, d->workspace, d->workspace_bytes);
+    return turn(d, d->q, 0, c->heads, rows, l->q_norm) && turn(d, k + before, d->q_cols, c->heads_kv, rows, l->k_norm) &&
+           keep_values(d, v + before, rows) && ensure_workspace(d, &a) &&
+           attention_forward(&a, (attention_rows){d->q, d->q_cols}, (attention_rows){k, d->kv_cols},
+                             (attention_rows){v, d->kv_cols}, (attention_rows){d->out, d->q_cols}, d->lse, d->workspace,
+                             d->workspace_bytes);
+}
+
+static bool norm(decoder *d, const float *x, int64_t rows, const parameter *weight)
+{
+    device *dev = d->m->device;
+    rmsnorm_call c = {.rows = rows,
+                      .cols = d->m->config.hidden,
+                      .type = d->r->type,
+                      .eps = (float)d->m->config.rms_eps,
+                      .x = x,
+                      .weight = weight->data,
+                      .out = d->normed};
+    return dev->run->rmsnorm_forward(dev, &c);
+}
+
+static bool embed(decoder *d, const int32_t *tokens, int64_t rows)
+{
+    device *dev = d->m->device;
+    embedding_call c = {.rows = rows,
+                        .vocab = d->m->config.vocab,
+                        .hidden = d->m->config.hidden,
+                        .tokens = d->tokens,
+                        .weight = d->m->embed.data,
+                        .out = d->x};
+    return dev->run->put(dev, d->tokens, tokens, (size_t)rows * sizeof *tokens) && dev->run->embedding_forward(dev, &c);
+}
+
+static bool feed_layer(decoder *d, int64_t layer, int64_t rows)
+{
+    device *dev = d->m->device;
+    const model_layer *l = &d->m->layer[layer];
+    const number_type type = d->r->type;
+    swiglu_call mlp = {.rows = rows, .ffn = d->m->config.ffn, .type = type, .x = d->gate_up, .out = d->inner};
+    return norm(d, d->x, rows, l->input_norm) && linear_forward(dev, d->qkv, type, d->normed, type, rows, &l->qkv, NULL) &&
+           attend(d, layer, rows) && linear_forward(dev, d->x, NUMBER_F32, d->out, type, rows, &l->o, d->x) &&
+           norm(d, d->x, rows, l->post_norm) &&
+           linear_forward(dev, d->gate_up, type, d->normed, type, rows, &l->gate_up, NULL) &&
+           dev->run->swiglu_forward(dev, &mlp) && linear_forward(dev, d->x, NUMBER_F32, d->inner, type, rows, &l->down, d->x);
 }
 
 /* All layers for `rows` new tokens; x holds the last layer's rows afterwards. */
 static bool feed_chunk(decoder *d, const int32_t *tokens, int64_t rows)
 {
-    const model *m = d->m;
-    const model_config *c = &m->config;
-    float eps = (float)c->rms_eps;
-    embedding_forward(d->x, tokens, rows, &m->embed);
-    for (int64_t i = 0; i < c->layers; i++) {
-        const model_layer *l = &m->layer[i];
-        rmsnorm_forward(d->normed, NULL, d->x, rows, c->hidden, l->input_norm->data, eps);
-        linear_forward(d->qkv, d->normed, rows, &l->qkv, NULL);
-        if (!attend(d, i, rows))
+    if (!embed(d, tokens, rows))
+        return false;
+    for (int64_t i = 0; i < d->m->config.layers; i++)
+        if (!feed_layer(d, i, rows))
             return false;
-        linear_forward(d->x, d->out, rows, &l->o, d->x);
-        rmsnorm_forward(d->normed, NULL, d->x, rows, c->hidden, l->post_norm->data, eps);
-        linear_forward(d->gate_up, d->normed, rows, &l->gate_up, NULL);
-        swiglu_forward(d->inner, d->gate_up, rows, c->ffn);
-        linear_forward(d->x, d->inner, rows, &l->down, d->x);
-    }
     d->length += rows;
     return true;
+}
+
+/* The logits that follow row `row` of x. */
+static bool find_logits(decoder *d, int64_t row)
+{
+    const model *m = d->m;
+    return norm(d, d->x + row * m->config.hidden, 1, m->norm) &&
+           linear_forward(m->device, d->logits, NUMBER_F32, d->normed, d->r->type, 1, &m->head, NULL) &&
+           m->device->run->get(m->device, d->host_logits, d->logits, (size_t)m->config.vocab * sizeof(float));
 }
 
 static bool check_tokens(const decoder *d, const int32_t *tokens, int64_t n)
@@ -183,7 +260,7 @@ static bool check_tokens(const decoder *d, const int32_t *tokens, int64_t n)
 
 bool decoder_feed(decoder *d, const int32_t *tokens, int64_t n, const float **logits)
 {
-    int64_t before = d->length, rows = 0, hidden = d->m->config.hidden;
+    int64_t before = d->length, rows = 0;
     if (!check_tokens(d, tokens, n))
         return false;
     for (int64_t done = 0; done < n; done += rows) {
@@ -193,10 +270,11 @@ bool decoder_feed(decoder *d, const int32_t *tokens, int64_t n, const float **lo
             return false;
         }
     }
-    rmsnorm_forward(d->normed, NULL, d->x + (rows - 1) * hidden, 1, hidden, d->m->norm->data, (float)d->m->config.rms_eps);
-    linear_forward(d->logits, d->normed, 1, &d->m->head, NULL);
-    *logits = d->logits;
-    return true;
+    *logits = d->host_logits;
+    if (find_logits(d, rows - 1))
+        return true;
+    d->length = before;
+    return false;
 }
 
 int64_t decoder_length(const decoder *d)

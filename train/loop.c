@@ -42,7 +42,7 @@ static bool open_steps(trainer *t)
     if (!t->train_step)
         return false;
     step_memory memory = step_memory_use(t->train_step);
-    t->mem_bytes = memory.parameters + memory.gradients + memory.arena + optimizer_bytes(t->o);
+    t->mem_bytes = memory.parameters + memory.gradients + memory.arena + optimizer_bytes(t->o) + t->m->device->own_bytes;
     if (options->eval_every > 0) {
         t->val_step = step_create(t->m, t->r, &forward);
         if (!t->val_step)
@@ -92,21 +92,24 @@ static bool update(trainer *t, train_report *report)
     const double start = evaluate_seconds();
     report->lr = schedule_lr(&t->options->schedule, t->o->step);
     report->loss = 0;
-    model_zero_grad(t->m);
+    if (!model_zero_grad(t->m))
+        return false;
     for (int64_t part = 0; part < parts; ++part) {
         double loss = NAN;
         next_batch(t);
-        if (!step_forward(t->train_step, t->tokens, t->targets, &loss))
+        /* The loss is looked at once backward is on its way, so that a GPU has no pause. */
+        if (!step_forward(t->train_step, t->tokens, t->targets, NULL) || !step_backward(t->train_step, 1.0f / (float)parts) ||
+            !step_loss(t->train_step, &loss))
             return false;
         report->loss += loss / (double)parts;
         if (!isfinite(loss))
             return train_fail("the loss is %g in step %lld", loss, (long long)t->o->step + 1);
-        if (!step_backward(t->train_step, 1.0f / (float)parts))
-            return false;
     }
-    report->grad_norm = optimizer_grad_norm(t->o);
-    if (!optimizer_update(t->o, report->lr, report->grad_norm))
-        return train_fail("the gradient's norm is %g in step %lld", report->grad_norm, (long long)t->o->step + 1);
+    report->grad_norm = 0;
+    if (!optimizer_update(t->o, report->lr, &report->grad_norm))
+        return isfinite(report->grad_norm)
+                   ? false
+                   : train_fail("the gradient's norm is %g in step %lld", report->grad_norm, (long long)t->o->step + 1);
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
     report->tokens_per_s = (double)(t->options->batch * t->options->seq * parts) * 1e3 / report->ms;

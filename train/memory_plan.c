@@ -148,13 +148,12 @@ bool memory_place(memory_plan *a)
     return true;
 }
 
-bool memory_allocate(memory_plan *a)
+bool memory_allocate(memory_plan *a, device *d)
 {
     size_t bytes = a->bytes ? a->bytes : MEMORY_ALIGN;
-    a->block = aligned_alloc(MEMORY_ALIGN, bytes);
-    if (a->block)
-        memset(a->block, 0xff, bytes);
-    return a->block != NULL;
+    a->device = d;
+    a->block = d->run->allocate(d, bytes);
+    return a->block && d->run->fill(d, a->block, 0xff, bytes);
 }
 
 void *memory_address(const memory_plan *a, int number)
@@ -168,6 +167,7 @@ void *memory_address(const memory_plan *a, int number)
 void memory_free(memory_plan *a)
 {
     free(a->buffers);
-    free(a->block);
+    if (a->block)
+        a->device->run->release(a->device, a->block);
     memset(a, 0, sizeof *a);
 }

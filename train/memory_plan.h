@@ -11,6 +11,7 @@
 #ifndef TRAIN_MEMORY_PLAN_H
 #define TRAIN_MEMORY_PLAN_H
 
+#include "device.h"
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -32,6 +33,7 @@ typedef struct memory_plan {
     planned_buffer *buffers;
     int count, capacity;
     bool failed;                  /* a buffer could not be added */
+    device *device;               /* whose memory the block is of */
     void *block;                  /* NULL before memory_allocate */
     size_t bytes;                 /* size of the block: the peak */
     size_t peak_use[MEMORY_USES]; /* how the bytes alive at the fullest moment are used; their sum is at most `bytes` */
@@ -45,8 +47,8 @@ bool memory_failed(const memory_plan *a);
 void memory_touch(memory_plan *a, int number, int life, int time);
 /* Gives every buffer that lives an offset and fills bytes and peak_use. */
 bool memory_place(memory_plan *a);
-/* Allocates the block, filled with NaNs: what is read without having been written shows. */
-bool memory_allocate(memory_plan *a);
+/* Allocates the block from a device, filled with NaNs: what is read without having been written shows. */
+bool memory_allocate(memory_plan *a, device *d);
 /* The address of a buffer; NULL if it never lives. */
 void *memory_address(const memory_plan *a, int number);
 void memory_free(memory_plan *a);

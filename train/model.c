@@ -144,15 +144,19 @@ static void append_all(layout *l, const model_config *c)
 }
 
 /* `count` parameters that follow each other, as one matrix. */
-static matrix joined(const parameter *p, int count)
+static matrix joined(const model *whole, const parameter *p, int count)
 {
-    matrix m = {.cols = p->shape[1], .data = p->data, .grad = p->grad};
+    const char *rounded = whole->rounded;
+    matrix m = {.cols = p->shape[1],
+                .data = p->data,
+                .grad = p->grad,
+                .rounded = rounded ? rounded + (size_t)p->offset * number_bytes(NUMBER_BF16) : NULL};
     for (int i = 0; i < count; i++)
         m.rows += p[i].shape[0];
     return m;
 }
 
-/* Points everything to its part of data and grad. */
+/* Points everything to its part of data, grad and rounded. */
 static void connect(model *m)
 {
     for (int i = 0; i < m->parameter_count; i++) {
@@ -160,18 +164,18 @@ static void connect(model *m)
         m->parameters[i].grad = m->grad ? m->grad + m->parameters[i].offset : NULL;
     }
     const parameter *p = m->parameters;
-    m->embed = joined(p++, 1);
+    m->embed = joined(m, p++, 1);
     for (int64_t i = 0; i < m->config.layers; i++, p += LAYER_PARAMETERS)
         m->layer[i] = (model_layer){.input_norm = &p[0],
-                                    .qkv = joined(&p[1], 3),
+                                    .qkv = joined(m, &p[1], 3),
                                     .q_norm = &p[4],
                                     .k_norm = &p[5],
-                                    .o = joined(&p[6], 1),
+                                    .o = joined(m, &p[6], 1),
                                     .post_norm = &p[7],
-                                    .gate_up = joined(&p[8], 2),
-                                    .down = joined(&p[10], 1)};
+                                    .gate_up = joined(m, &p[8], 2),
+                                    .down = joined(m, &p[10], 1)};
     m->norm = p++;
-    m->head = m->config.tied ? m->embed : joined(p, 1);
+    m->head = m->config.tied ? m->embed : joined(m, p, 1);
 }
 
 /* ------------------------------------------------------------------------------------------------------- first values */
@@ -217,13 +221,19 @@ static void fill_rotation(model *m)
     }
 }
 
-/* Zeroed floats on a cache line's boundary. */
-static float *floats(int64_t count)
+static size_t rope_bytes(const model_config *c)
 {
-    size_t bytes = ((size_t)count * sizeof(float) + 63) / 64 * 64;
-    float *p = aligned_alloc(64, bytes ? bytes : 64);
-    if (p)
-        memset(p, 0, bytes);
+    return (size_t)(c->max_seq * c->head_dim / 2) * sizeof(float);
+}
+
+/* Zeroed memory of a device. */
+static void *zeroed(device *d, size_t bytes)
+{
+    void *p = d->run->allocate(d, bytes);
+    if (p && !d->run->fill(d, p, 0, bytes)) {
+        d->run->release(d, p);
+        return NULL;
+    }
     return p;
 }
 
@@ -236,14 +246,15 @@ model *model_create(const model_config *config, uint64_t seed)
     model *m = calloc(1, sizeof *m);
     if (m) {
         m->config = *config;
+        m->device = device_cpu();
         m->parameter_count = l.count;
         m->size = l.size;
         m->weights = l.weights;
         m->parameters = calloc((size_t)l.count, sizeof *m->parameters);
         m->layer = calloc((size_t)config->layers + 1, sizeof *m->layer);
-        m->data = floats(l.size);
-        m->rope_cos = floats(config->max_seq * config->head_dim / 2);
-        m->rope_sin = floats(config->max_seq * config->head_dim / 2);
+        m->data = zeroed(m->device, (size_t)l.size * sizeof *m->data);
+        m->rope_cos = zeroed(m->device, rope_bytes(config));
+        m->rope_sin = zeroed(m->device, rope_bytes(config));
     }
     if (!m || !m->parameters || !m->layer || !m->data || !m->rope_cos || !m->rope_sin) {
         train_fail_as(TRAIN_ERROR_WORK, "no memory for a model of %" PRId64 " parameters", l.weights);
@@ -262,28 +273,88 @@ void model_free(model *m)
 {
     if (!m)
         return;
+    void *const numbers[] = {m->data, m->grad, m->rounded, m->rope_cos, m->rope_sin};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        m->device->run->release(m->device, numbers[i]);
     free(m->parameters);
     free(m->layer);
-    free(m->data);
-    free(m->grad);
-    free(m->rope_cos);
-    free(m->rope_sin);
     free(m);
+}
+
+/* The bytes at `numbers` of the host in a device's memory; NULL if that cannot be. */
+static void *copy_to(device *d, const void *numbers, size_t bytes)
+{
+    void *there = d->run->allocate(d, bytes);
+    if (there && !d->run->put(d, there, numbers, bytes)) {
+        d->run->release(d, there);
+        return NULL;
+    }
+    return there;
+}
+
+static bool move(model *m, device *to)
+{
+    struct {
+        float **numbers;
+        size_t bytes;
+        void *there;
+    } parts[] = {{&m->data, (size_t)m->size * sizeof *m->data, NULL},
+                 {&m->rope_cos, rope_bytes(&m->config), NULL},
+                 {&m->rope_sin, rope_bytes(&m->config), NULL}};
+    bool good = true;
+    for (int i = 0; i < 3 && good; i++)
+        good = (parts[i].there = copy_to(to, *parts[i].numbers, parts[i].bytes)) != NULL;
+    for (int i = 0; i < 3; i++) {
+        if (!good) {
+            to->run->release(to, parts[i].there);
+            continue;
+        }
+        m->device->run->release(m->device, *parts[i].numbers);
+        *parts[i].numbers = parts[i].there;
+    }
+    if (good)
+        m->device = to;
+    return good;
+}
+
+bool model_place(model *m, const runtime *r)
+{
+    if (r->device != m->device && !move(m, r->device))
+        return false;
+    if (r->type == NUMBER_BF16 && !m->rounded) {
+        m->rounded = zeroed(m->device, (size_t)m->size * number_bytes(NUMBER_BF16));
+        if (!m->rounded)
+            return false;
+    }
+    connect(m);
+    return model_round(m);
+}
+
+bool model_round(model *m)
+{
+    copy_call c = {.rows = 1,
+                   .cols = m->size,
+                   .to_stride = m->size,
+                   .from_stride = m->size,
+                   .to_type = NUMBER_BF16,
+                   .from_type = NUMBER_F32,
+                   .to = m->rounded,
+                   .from = m->data};
+    return !m->rounded || m->device->run->copy(m->device, &c);
 }
 
 bool model_need_grad(model *m)
 {
     if (m->grad)
         return true;
-    m->grad = floats(m->size);
+    m->grad = zeroed(m->device, (size_t)m->size * sizeof *m->grad);
     if (!m->grad)
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for the gradients of %" PRId64 " parameters", m->weights);
     connect(m);
     return true;
 }
 
-void model_zero_grad(model *m)
+bool model_zero_grad(model *m)
 {
-    if (m->grad)
-        memset(m->grad, 0, (size_t)m->size * sizeof *m->grad);
+    return !m->grad || m->device->run->fill(m->device, m->grad, 0, (size_t)m->size * sizeof *m->grad);
 }

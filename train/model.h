@@ -71,7 +71,9 @@ typedef struct model {
     int parameter_count;
     int64_t size;       /* floats in data and in grad: all parameters, and zeros between them for alignment */
     int64_t weights;    /* the number of parameters proper */
+    device *device;     /* whose memory all of the following is; the CPU's, until model_place() */
     float *data, *grad; /* [size] each; grad is NULL until somebody needs it */
+    void *rounded;      /* [size]: data in bf16, for matrix products; NULL where they are of float */
     matrix embed, head; /* [vocab, hidden] */
     const parameter *norm;
     model_layer *layer;         /* [layers] */
@@ -83,11 +85,16 @@ typedef struct model {
  * or no memory. */
 model *model_create(const model_config *config, uint64_t seed);
 void model_free(model *m);
+/* Moves the model to the runtime's device, and makes what products of the runtime's type need. Before the model has gradients,
+ * an optimiser, a step or a decoder; the device must outlive the model. */
+bool model_place(model *m, const runtime *r);
+/* Makes `rounded` from data again, after somebody changed data. */
+bool model_round(model *m);
 /* Allocates the gradients, zeroed, unless they are there. Optimisers and steps with backward ask for them when they are
  * created, so that a model that only evaluates or generates does without. */
 bool model_need_grad(model *m);
 /* Nothing if there are none. */
-void model_zero_grad(model *m);
+bool model_zero_grad(model *m);
 
 /* ---------------------------------------------------------------------------------------------------------------- step */
 
@@ -101,8 +108,8 @@ typedef struct step_options {
     bool recompute; /* whole layers are computed again in backward instead of kept */
 } step_options;
 
-typedef struct step_memory { /* bytes */
-    size_t parameters;
+typedef struct step_memory {     /* bytes */
+    size_t parameters;           /* and their copies in bf16 */
     size_t gradients;            /* of the parameters */
     size_t optimizer;            /* 0 here: add optimizer_bytes() */
     size_t activations;          /* values kept for backward, at the fullest moment */
@@ -118,12 +125,15 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
 void step_free(model_step *s);
 
 /* tokens and targets: [batch, seq]; a target of -1 does not count. targets may be NULL (no loss is wanted: gives 0). Puts the
- * mean loss in *loss, if loss is not NULL. False for a token outside 0 .. vocab-1 or a target outside -1 .. vocab-1. */
+ * mean loss in *loss, if loss is not NULL, which waits for it. False for a token outside 0 .. vocab-1 or a target outside -1 ..
+ * vocab-1. */
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss);
 /* Adds scale times the gradient of the last forward's loss to the parameters' gradients. With n micro-batches of equally
  * many targets, scale = 1/n gives the gradient of the mean over all. One backward for each forward at most. */
 bool step_backward(model_step *s, float scale);
-/* [batch * seq, vocab] of the last forward; valid until the next forward. */
+/* The mean loss of the last forward, once it is done; backward need not be. */
+bool step_loss(model_step *s, double *loss);
+/* [batch * seq, vocab] of the last forward, in the device's memory; valid until the next forward. */
 const float *step_logits(const model_step *s);
 /* Targets that counted in the last forward. */
 int64_t step_targets(const model_step *s);
@@ -137,9 +147,9 @@ typedef struct decoder decoder;
 /* capacity: the most tokens that the cache holds, at most max_seq. */
 decoder *decoder_create(const model *m, const runtime *r, attention_path attention, int64_t capacity);
 void decoder_free(decoder *d);
-/* Appends n >= 1 tokens and gives the logits [vocab] that follow the last of them in *logits (the decoder's own memory, valid
- * until the next call). A prompt goes in with one call. False if the cache is full or a token is out of range: then nothing
- * was appended. */
+/* Appends n >= 1 tokens and gives the logits [vocab] that follow the last of them in *logits (the host's memory, the decoder's
+ * own, valid until the next call). A prompt goes in with one call. False if the cache is full or a token is out of range: then
+ * nothing was appended. */
 bool decoder_feed(decoder *d, const int32_t *tokens, int64_t n, const float **logits);
 /* How many tokens the cache holds, and going back to fewer (0: a new sequence). */
 int64_t decoder_length(const decoder *d);

@@ -1,57 +1,65 @@
 /*
  * AdamW: see optimizer.h for the formula.
  *
- * The parameters are cut into pieces of at most PIECE floats once; a piece belongs to one parameter. Pieces are shared out
- * to the threads, and the norm adds the pieces' sums in order, so nothing depends on the number of threads.
+ * The parameters are cut into pieces of at most PIECE floats once; a piece belongs to one parameter. The device shares them
+ * out, and the norm adds the pieces' sums in order. The norm stays on the device, which works out the clipping and leaves
+ * everything as it is where the norm is not finite; the host looks at it afterwards.
  */
 #include "optimizer.h"
 #include "error.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { PIECE = 8192 };
 
-typedef struct piece {
-    int64_t offset, count;
-    bool decays;
-} piece;
-
-struct optimizer_pieces {
+struct optimizer_work {
     int64_t count;
-    piece *list;
-    double *squares; /* [count] */
+    update_piece *pieces;   /* [count], of the device, as are the next two */
+    double *squares, *norm; /* [count], [1] */
+    double *shared_norm;    /* [1] */
 };
-
-/* What is the same for every number in an update. */
-typedef struct factors {
-    float clip, decay, beta1, beta2, step, root, eps; /* root: 1/sqrt(1 - beta2^t) */
-} factors;
 
 optimizer_options optimizer_defaults(void)
 {
     return (optimizer_options){.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0};
 }
 
-static bool make_pieces(optimizer *o)
+static int64_t count_pieces(const model *m)
 {
-    const model *m = o->target;
-    struct optimizer_pieces *p = o->pieces = calloc(1, sizeof *p);
-    if (!p)
-        return false;
+    int64_t count = 0;
     for (int i = 0; i < m->parameter_count; i++)
-        p->count += (m->parameters[i].size + PIECE - 1) / PIECE;
-    p->list = calloc((size_t)p->count + 1, sizeof *p->list);
-    p->squares = calloc((size_t)p->count + 1, sizeof *p->squares);
-    if (!p->list || !p->squares)
-        return false;
-    piece *next = p->list;
+        count += (m->parameters[i].size + PIECE - 1) / PIECE;
+    return count;
+}
+
+static void list_pieces(const model *m, update_piece *next)
+{
     for (int i = 0; i < m->parameter_count; i++) {
         const parameter *q = &m->parameters[i];
         for (int64_t done = 0; done < q->size; done += PIECE)
-            *next++ = (piece){q->offset + done, q->size - done < PIECE ? q->size - done : PIECE, q->ndim >= 2};
+            *next++ = (update_piece){q->offset + done, q->size - done < PIECE ? q->size - done : PIECE, q->ndim >= 2};
     }
-    return true;
+}
+
+static bool make_work(optimizer *o)
+{
+    device *d = o->target->device;
+    struct optimizer_work *w = o->work = calloc(1, sizeof *w);
+    if (!w)
+        return false;
+    w->count = count_pieces(o->target);
+    update_piece *list = calloc((size_t)w->count, sizeof *list);
+    w->pieces = d->run->allocate(d, (size_t)w->count * sizeof *w->pieces);
+    w->squares = d->run->allocate(d, (size_t)w->count * sizeof *w->squares);
+    w->norm = d->run->allocate(d, sizeof *w->norm);
+    w->shared_norm = d->run->allocate_shared(d, sizeof *w->shared_norm);
+    bool good = list && w->pieces && w->squares && w->norm && w->shared_norm;
+    if (good) {
+        list_pieces(o->target, list);
+        good = d->run->put(d, w->pieces, list, (size_t)w->count * sizeof *list);
+    }
+    free(list);
+    return good;
 }
 
 static bool check_options(const optimizer_options *o)
@@ -64,6 +72,15 @@ static bool check_options(const optimizer_options *o)
     return true;
 }
 
+static bool make_moments(optimizer *o)
+{
+    device *d = o->target->device;
+    size_t bytes = (size_t)o->target->size * sizeof *o->m;
+    o->m = d->run->allocate(d, bytes);
+    o->v = d->run->allocate(d, bytes);
+    return o->m && o->v && d->run->fill(d, o->m, 0, bytes) && d->run->fill(d, o->v, 0, bytes);
+}
+
 optimizer *optimizer_create(model *m, const optimizer_options *options)
 {
     if (!check_options(options) || !model_need_grad(m))
@@ -72,10 +89,8 @@ optimizer *optimizer_create(model *m, const optimizer_options *options)
     if (o) {
         o->options = *options;
         o->target = m;
-        o->m = calloc((size_t)m->size, sizeof *o->m);
-        o->v = calloc((size_t)m->size, sizeof *o->v);
     }
-    if (!o || !o->m || !o->v || !make_pieces(o)) {
+    if (!o || !make_moments(o) || !make_work(o)) {
         train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser: it needs %zu bytes", 2 * (size_t)m->size * sizeof(float));
         optimizer_free(o);
         return NULL;
@@ -87,66 +102,53 @@ void optimizer_free(optimizer *o)
 {
     if (!o)
         return;
-    if (o->pieces) {
-        free(o->pieces->list);
-        free(o->pieces->squares);
+    device *d = o->target->device;
+    if (o->work) {
+        d->run->release(d, o->work->pieces);
+        d->run->release(d, o->work->squares);
+        d->run->release(d, o->work->norm);
+        d->run->release_shared(d, o->work->shared_norm);
     }
-    free(o->pieces);
-    free(o->m);
-    free(o->v);
+    free(o->work);
+    d->run->release(d, o->m);
+    d->run->release(d, o->v);
     free(o);
 }
 
-double optimizer_grad_norm(const optimizer *o)
-{
-    const struct optimizer_pieces *p = o->pieces;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < p->count; i++) {
-        const float *g = o->target->grad + p->list[i].offset;
-        double sum = 0.0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < p->list[i].count; j++)
-            sum += (double)g[j] * (double)g[j];
-        p->squares[i] = sum;
-    }
-    double sum = 0.0;
-    for (int64_t i = 0; i < p->count; i++)
-        sum += p->squares[i];
-    return sqrt(sum);
-}
-
-static void update_piece(float *restrict p, float *restrict m, float *restrict v, const float *restrict grad, int64_t count,
-                         factors f, float decay)
-{
-    for (int64_t i = 0; i < count; i++) {
-        float g = grad[i] * f.clip;
-        m[i] = f.beta1 * m[i] + (1.0f - f.beta1) * g;
-        v[i] = f.beta2 * v[i] + (1.0f - f.beta2) * g * g;
-        p[i] = p[i] * decay - f.step * m[i] / (sqrtf(v[i]) * f.root + f.eps);
-    }
-}
-
-bool optimizer_update(optimizer *o, double lr, double norm)
+static update_call call_of(const optimizer *o, double lr)
 {
     const optimizer_options *c = &o->options;
-    const struct optimizer_pieces *p = o->pieces;
-    if (!isfinite(norm))
+    const struct optimizer_work *w = o->work;
+    double t = (double)(o->step + 1);
+    return (update_call){.count = w->count,
+                         .pieces = w->pieces,
+                         .grad = o->target->grad,
+                         .squares = w->squares,
+                         .norm = w->norm,
+                         .shared_norm = w->shared_norm,
+                         .data = o->target->data,
+                         .m = o->m,
+                         .v = o->v,
+                         .rounded = o->target->rounded,
+                         .clip = c->clip,
+                         .decay = (float)(1.0 - lr * c->weight_decay),
+                         .beta1 = (float)c->beta1,
+                         .beta2 = (float)c->beta2,
+                         .step = (float)(lr / (1.0 - pow(c->beta1, t))),
+                         .root = (float)(1.0 / sqrt(1.0 - pow(c->beta2, t))),
+                         .eps = (float)c->eps};
+}
+
+bool optimizer_update(optimizer *o, double lr, double *norm)
+{
+    device *d = o->target->device;
+    update_call c = call_of(o, lr);
+    if (!d->run->grad_norm(d, &c) || !d->run->mark(d, MARK_NORM) || !d->run->update(d, &c) || !d->run->wait(d, MARK_NORM))
+        return false;
+    *norm = *o->work->shared_norm;
+    if (!isfinite(*norm))
         return train_fail("the norm of the gradients is not finite");
     o->step++;
-    double clip = c->clip > 0 ? c->clip / (norm + 1e-6) : 1.0;
-    factors f = {.clip = (float)(clip < 1.0 ? clip : 1.0),
-                 .decay = (float)(1.0 - lr * c->weight_decay),
-                 .beta1 = (float)c->beta1,
-                 .beta2 = (float)c->beta2,
-                 .step = (float)(lr / (1.0 - pow(c->beta1, (double)o->step))),
-                 .root = (float)(1.0 / sqrt(1.0 - pow(c->beta2, (double)o->step))),
-                 .eps = (float)c->eps};
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < p->count; i++) {
-        int64_t at = p->list[i].offset;
-        update_piece(o->target->data + at, o->m + at, o->v + at, o->target->grad + at, p->list[i].count, f,
-                     p->list[i].decays ? f.decay : 1.0f);
-    }
     return true;
 }
 

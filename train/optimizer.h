@@ -23,18 +23,18 @@ optimizer_options optimizer_defaults(void);
 typedef struct optimizer {
     optimizer_options options;
     int64_t step; /* updates made so far: t. A resumed run sets it */
-    float *m, *v; /* [model->size], laid out as model->data: parameter p's moments are at m + p->offset */
+    float *m,
+        *v; /* [model->size] in the memory of the model's device, laid out as model->data: parameter p's are at + p->offset */
     model *target;
-    struct optimizer_pieces *pieces; /* how the work is cut up; private */
+    struct optimizer_work *work; /* how it is cut up; private */
 } optimizer;
 
+/* The model is where it will stay: model_place() comes before. */
 optimizer *optimizer_create(model *m, const optimizer_options *options);
 void optimizer_free(optimizer *o);
-/* The norm of all gradients, summed in double in a fixed order. */
-double optimizer_grad_norm(const optimizer *o);
-/* One update from the gradients in the model, which it leaves as they are. norm: what optimizer_grad_norm() gave (over the
- * sum of all ranks' gradients). Returns false and changes nothing if the norm is not finite. */
-bool optimizer_update(optimizer *o, double lr, double norm);
+/* One update from the gradients in the model, which it leaves as they are; *norm: the norm of all of them, summed in double in
+ * a fixed order. Waits. Returns false and changes nothing if the norm is not finite. */
+bool optimizer_update(optimizer *o, double lr, double *norm);
 size_t optimizer_bytes(const optimizer *o);
 
 #endif

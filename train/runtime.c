@@ -115,10 +115,15 @@ static bool processor_fits(void)
 
 /* ------------------------------------------------------------------------------------------------------------ the runtime */
 
-static fattn_context *make_context(int threads, const char *kernel)
+static fattn_context *make_context(const runtime_options *o, const char *kernel)
 {
-    fattn_context_options options = {
-        .struct_size = sizeof options, .threads = threads, .parallel_for = run_on_openmp, .kernel = kernel};
+    const bool cpu = o->device == FATTN_DEVICE_CPU;
+    fattn_context_options options = {.struct_size = sizeof options,
+                                     .threads = cpu ? o->threads : 0,
+                                     .parallel_for = cpu ? run_on_openmp : NULL,
+                                     .kernel = kernel,
+                                     .device = o->device,
+                                     .device_index = o->index};
     fattn_context *context;
     if (fattn_context_create(&options, &context) != FATTN_OK)
         train_fail("attention library: %s", fattn_last_error());
@@ -126,7 +131,7 @@ static fattn_context *make_context(int threads, const char *kernel)
 }
 
 /* Is there a kernel of this family for the simplest of problems? */
-static bool has_kernel(const char *family)
+static bool has_kernel(const runtime_options *o, const char *family)
 {
     fattn_desc desc = {.struct_size = sizeof desc,
                        .dtype = FATTN_F32,
@@ -138,11 +143,19 @@ static bool has_kernel(const char *family)
                        .seq_k = 8,
                        .dim = 8,
                        .dim_v = 8};
-    fattn_context *context = make_context(1, family);
+    fattn_context *context = make_context(o, family);
     size_t bytes;
     bool can = context && fattn_workspace_size(context, &desc, FATTN_OP_FORWARD, &bytes) == FATTN_OK;
     fattn_context_destroy(context);
     return can;
+}
+
+/* On a GPU the trainer needs cuBLAS as this kernel does, so that it is there. */
+static const char *composed_kernel(const runtime_options *o)
+{
+    if (o->device == FATTN_DEVICE_CUDA)
+        return "cuda_composed";
+    return has_kernel(o, "composed") ? "composed" : "ref";
 }
 
 /* Sets the threads that OpenMP's loops run on from now on, and returns how many there are. OMP_THREAD_LIMIT may allow fewer;
@@ -161,23 +174,43 @@ static int set_threads(int threads)
     return there;
 }
 
-bool runtime_open(runtime *r, int threads)
+static bool open_device(runtime *r, const runtime_options *o)
 {
+    r->device = o->device == FATTN_DEVICE_CPU ? device_cpu() : device_open_cuda(o->index);
+    if (!r->device)
+        return false;
+    if (o->type == NUMBER_BF16 && !r->device->has_bf16)
+        return train_fail("bf16 runs on a GPU only: there are no products of it on this device");
+    r->type = o->type;
+    return true;
+}
+
+static bool open_contexts(runtime *r, const runtime_options *o, int *threads)
+{
+    fattn_context_info info = {.struct_size = sizeof info};
+    r->composed_name = composed_kernel(o);
+    r->flash = make_context(o, NULL);
+    r->composed = make_context(o, r->composed_name);
+    if (!r->flash || !r->composed || fattn_context_query(r->flash, &info) != FATTN_OK)
+        return false;
+    *threads = o->device == FATTN_DEVICE_CPU ? info.threads : 1;
+    return true;
+}
+
+bool runtime_open(runtime *r, const runtime_options *o)
+{
+    int threads;
     memset(r, 0, sizeof *r);
-    if (threads < 0 || threads > 1024)
-        return train_fail("threads must be 0 .. 1024, not %d", threads);
+    if (o->threads < 0 || o->threads > 1024)
+        return train_fail("threads must be 0 .. 1024, not %d", o->threads);
     if (!processor_fits())
         return false;
-    fattn_context_info info = {.struct_size = sizeof info};
-    r->composed_name = has_kernel("composed") ? "composed" : "ref";
-    r->flash = make_context(threads, NULL);
-    r->composed = make_context(threads, r->composed_name);
-    if (!r->flash || !r->composed || fattn_context_query(r->flash, &info) != FATTN_OK) {
+    if (!open_device(r, o) || !open_contexts(r, o, &threads)) {
         runtime_close(r);
         return false;
     }
     flush_subnormals();
-    r->threads = set_threads(info.threads);
+    r->threads = set_threads(threads);
     r->sleepers = sleepers_start(r->threads);
     return true;
 }
@@ -187,5 +220,6 @@ void runtime_close(runtime *r)
     fattn_context_destroy(r->flash);
     fattn_context_destroy(r->composed);
     sleepers_stop(r->sleepers);
+    device_close(r->device);
     memset(r, 0, sizeof *r);
 }

@@ -1,5 +1,5 @@
 /*
- * What the machine lends to the trainer: a number of threads and the attention library.
+ * What the machine lends to the trainer: a device, the attention library on it, and a number of threads.
  *
  * There is one pool of threads, OpenMP's: the matrix products of oneDNN run on it, the layers do, and the fattn contexts
  * made here are given a parallel_for that is an OpenMP loop. Two pools would take the cores from each other.
@@ -15,21 +15,28 @@
 #ifndef TRAIN_RUNTIME_H
 #define TRAIN_RUNTIME_H
 
-#include <fattn/fattn.h>
-#include <stdbool.h>
-#include <stdint.h>
+#include "device.h"
 
 typedef struct runtime {
+    device *device;
+    number_type type; /* of activations and of what goes into matrix products */
     int threads;
-    fattn_context *flash;    /* kernels chosen by the library */
-    fattn_context *composed; /* the baseline: kernel `composed`, or `ref` if the library was built without it */
+    fattn_context *flash; /* kernels chosen by the library */
+    fattn_context
+        *composed; /* the baseline: the kernel `composed` of the device; on the CPU `ref` if the library was built without it */
     const char *composed_name;
     struct sleepers *sleepers; /* the threads that exist only to be counted; NULL: none */
 } runtime;
 
-/* threads 0 means as many as the process may use; OMP_THREAD_LIMIT can make it fewer, OMP_NUM_THREADS does not count. Returns
- * false, with train_error() set, if it cannot be. */
-bool runtime_open(runtime *r, int threads);
+typedef struct runtime_options {
+    int threads; /* 0: as many as the process may use; OMP_THREAD_LIMIT can make it fewer, OMP_NUM_THREADS does not count */
+    fattn_device device; /* FATTN_DEVICE_CPU or FATTN_DEVICE_CUDA */
+    int32_t index;       /* which GPU */
+    number_type type;
+} runtime_options;
+
+/* False, with train_error() set, if it cannot be. */
+bool runtime_open(runtime *r, const runtime_options *options);
 void runtime_close(runtime *r);
 
 #endif

@@ -13,7 +13,7 @@ struct model_step {
     step_options options;
     int64_t rows; /* batch * seq */
     tape *t;
-    int32_t *tokens, *targets; /* [rows] each: copies that the tape's nodes read */
+    int32_t *tokens, *targets; /* [rows] each, of the device: copies that the tape's nodes read */
     tensor *logits;            /* [rows, vocab] */
     loss_state loss;
 };
@@ -57,7 +57,7 @@ static void record(model_step *s, const runtime *r)
         tape_end_segment(s->t);
     }
     x = layer_rmsnorm(s->t, x, s->m->norm, c->rms_eps);
-    s->logits = layer_linear(s->t, x, &s->m->head);
+    s->logits = layer_linear_logits(s->t, x, &s->m->head);
     tape_keep(s->t, s->logits);
     layer_cross_entropy(s->t, s->logits, &s->loss);
 }
@@ -97,13 +97,15 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
         train_fail_as(TRAIN_ERROR_WORK, "no memory for a step");
         return NULL;
     }
+    device *d = m->device;
     s->m = m;
     s->options = *options;
     s->rows = options->batch * options->seq;
-    s->tokens = calloc((size_t)s->rows, sizeof *s->tokens);
-    s->targets = calloc((size_t)s->rows, sizeof *s->targets);
-    s->t = tape_create();
-    bool ready = s->tokens && s->targets && s->t;
+    s->tokens = d->run->allocate(d, (size_t)s->rows * sizeof *s->tokens);
+    s->targets = d->run->allocate(d, (size_t)s->rows * sizeof *s->targets);
+    s->loss = (loss_state){.targets = s->targets, .loss = d->run->allocate_shared(d, sizeof *s->loss.loss)};
+    s->t = tape_create(d, r->type);
+    bool ready = s->tokens && s->targets && s->loss.loss && s->t;
     if (!ready)
         train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
     else {
@@ -120,9 +122,11 @@ void step_free(model_step *s)
 {
     if (!s)
         return;
+    device *d = s->m->device;
     tape_free(s->t);
-    free(s->tokens);
-    free(s->targets);
+    d->run->release(d, s->tokens);
+    d->run->release(d, s->targets);
+    d->run->release_shared(d, s->loss.loss);
     free(s);
 }
 
@@ -134,26 +138,44 @@ static bool in_range(const char *what, const int32_t *values, int64_t count, int
     return true;
 }
 
+static int64_t count_targets(const int32_t *targets, int64_t rows)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; targets && i < rows; i++)
+        count += targets[i] >= 0;
+    return count;
+}
+
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
 {
+    device *d = s->m->device;
+    size_t bytes = (size_t)s->rows * sizeof *tokens;
     if (!in_range("token", tokens, s->rows, 0, s->m->config.vocab))
         return false;
     if (targets && !in_range("target", targets, s->rows, -1, s->m->config.vocab))
         return false;
-    memcpy(s->tokens, tokens, (size_t)s->rows * sizeof *tokens);
-    if (targets)
-        memcpy(s->targets, targets, (size_t)s->rows * sizeof *targets);
-    s->loss.targets = targets ? s->targets : NULL;
-    bool ok = tape_forward(s->t);
-    if (loss)
-        *loss = s->loss.loss;
-    return ok;
+    const int64_t counted = count_targets(targets, s->rows);
+    if (counted != s->loss.counted)
+        tape_changed(s->t);
+    s->loss.counted = counted;
+    return d->run->put(d, s->tokens, tokens, bytes) && (!targets || d->run->put(d, s->targets, targets, bytes)) &&
+           tape_forward(s->t) && d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
+}
+
+bool step_loss(model_step *s, double *loss)
+{
+    device *d = s->m->device;
+    bool done = d->run->wait(d, MARK_LOSS);
+    *loss = s->loss.counted ? *s->loss.loss : 0.0;
+    return done;
 }
 
 bool step_backward(model_step *s, float scale)
 {
     if (!s->options.backward)
         return train_fail("this step was made for forward only");
+    if (scale != s->loss.scale)
+        tape_changed(s->t);
     s->loss.scale = scale;
     return tape_backward(s->t);
 }
@@ -171,8 +193,8 @@ int64_t step_targets(const model_step *s)
 step_memory step_memory_use(const model_step *s)
 {
     const memory_plan *a = tape_memory(s->t);
-    size_t bytes = (size_t)s->m->size * sizeof(float);
-    return (step_memory){.parameters = bytes,
+    size_t bytes = (size_t)s->m->size * sizeof(float), rounded = (size_t)s->m->size * number_bytes(NUMBER_BF16);
+    return (step_memory){.parameters = bytes + (s->m->rounded ? rounded : 0),
                          .gradients = s->options.backward ? bytes : 0,
                          .activations = a->peak_use[MEMORY_ACTIVATION],
                          .activation_gradients = a->peak_use[MEMORY_GRADIENT],

@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
+
 typedef struct call {
     node *n;
     bool backward;
@@ -25,6 +27,8 @@ typedef struct call {
 } call;
 
 struct tape {
+    device *device;
+    number_type type;
     node **nodes;
     int node_count, node_capacity;
     tensor **tensors;
@@ -36,18 +40,23 @@ struct tape {
     int segment;    /* being recorded; -1: none */
     bool recompute; /* as planned */
     bool failed;
+    bool ran[DIRECTIONS];    /* since tape_changed */
+    void *noted[DIRECTIONS]; /* the device's; NULL: nothing yet */
     node scrap_node;
     tensor scrap_tensor;
     unsigned char scrap_state[NODE_STATE];
 };
 
-tape *tape_create(void)
+tape *tape_create(device *d, number_type type)
 {
     tape *t = calloc(1, sizeof *t);
-    if (t)
-        t->segment = -1;
-    else
+    if (!t) {
         train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
+        return NULL;
+    }
+    t->segment = -1;
+    t->device = t->scrap_node.device = d;
+    t->type = type;
     return t;
 }
 
@@ -61,6 +70,7 @@ void tape_free(tape *t)
     }
     for (int i = 0; i < t->tensor_count; i++)
         free(t->tensors[i]);
+    tape_changed(t);
     free(t->nodes);
     free(t->tensors);
     free(t->calls);
@@ -106,9 +116,10 @@ static tensor *new_tensor(tape *t)
     return t->tensors[t->tensor_count++] = x;
 }
 
-tensor *tape_tensor(tape *t, int64_t rows, int64_t cols)
+tensor *tape_tensor(tape *t, int64_t rows, int64_t cols, number_type type)
 {
     tensor *x = new_tensor(t);
+    x->type = x->grad_type = type;
     x->rows = rows;
     x->cols = x->stride = cols;
     x->whole = x;
@@ -121,6 +132,8 @@ tensor *tape_columns(tape *t, tensor *whole, int64_t first, int64_t cols)
     tensor *x = new_tensor(t);
     x->rows = whole->rows;
     x->cols = cols;
+    x->type = whole->type;
+    x->grad_type = whole->grad_type;
     x->stride = whole->stride;
     x->whole = whole;
     x->first = first;
@@ -140,6 +153,8 @@ node *tape_node(tape *t, const char *name, size_t state_bytes)
         return &t->scrap_node;
     }
     n->name = name;
+    n->device = t->device;
+    n->type = t->type;
     n->state = state;
     n->passes_gradient = -1;
     n->segment = t->segment;
@@ -246,9 +261,9 @@ static bool list_calls(tape *t, bool backward)
 
 /* ------------------------------------------------------------------------------------------------- plan: what memory */
 
-static size_t tensor_bytes(const tensor *x)
+static size_t tensor_bytes(const tensor *x, number_type type)
 {
-    return (size_t)(x->rows * x->cols) * sizeof(float);
+    return (size_t)(x->rows * x->cols) * number_bytes(type);
 }
 
 /* Values and what is saved need a buffer each. Gradients get theirs in the order of the backward calls: the first to write
@@ -259,7 +274,7 @@ static void add_value_buffers(tape *t)
         tensor *x = t->tensors[i];
         x->value_buffer = x->grad_buffer = -1;
         if (x->whole == x)
-            x->value_buffer = memory_add(&t->memory, tensor_bytes(x), MEMORY_ACTIVATION);
+            x->value_buffer = memory_add(&t->memory, tensor_bytes(x, x->type), MEMORY_ACTIVATION);
     }
     for (int i = 0; i < t->node_count; i++) {
         node *n = t->nodes[i];
@@ -270,7 +285,7 @@ static void add_value_buffers(tape *t)
 static void give_gradient(tape *t, tensor *x)
 {
     if (x->whole->grad_buffer < 0)
-        x->whole->grad_buffer = memory_add(&t->memory, tensor_bytes(x->whole), MEMORY_GRADIENT);
+        x->whole->grad_buffer = memory_add(&t->memory, tensor_bytes(x->whole, x->whole->grad_type), MEMORY_GRADIENT);
 }
 
 static void add_gradient_buffers(tape *t)
@@ -373,10 +388,10 @@ static void set_addresses(tape *t)
 {
     for (int i = 0; i < t->tensor_count; i++) {
         tensor *x = t->tensors[i];
-        float *value = memory_address(&t->memory, x->whole->value_buffer);
-        float *grad = memory_address(&t->memory, x->whole->grad_buffer);
-        x->data = value ? value + x->first : NULL;
-        x->grad = grad ? grad + x->first : NULL;
+        char *value = memory_address(&t->memory, x->whole->value_buffer);
+        char *grad = memory_address(&t->memory, x->whole->grad_buffer);
+        x->data = value ? value + (size_t)x->first * number_bytes(x->type) : NULL;
+        x->grad = grad ? grad + (size_t)x->first * number_bytes(x->grad_type) : NULL;
     }
     for (int i = 0; i < t->node_count; i++)
         t->nodes[i]->saved = memory_address(&t->memory, t->nodes[i]->saved_buffer);
@@ -402,7 +417,7 @@ bool tape_plan(tape *t, const tape_options *options)
     find_lifetimes(t);
     if (!memory_place(&t->memory))
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for the plan of a step");
-    if (!memory_allocate(&t->memory))
+    if (!memory_allocate(&t->memory, t->device))
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for a step: it needs %zu bytes", t->memory.bytes);
     set_addresses(t);
     return true;
@@ -421,14 +436,54 @@ static bool replay(tape *t, int first, int end)
     return true;
 }
 
+static bool run(tape *t, direction way)
+{
+    return way == FORWARD ? replay(t, 0, t->first_backward) : replay(t, t->first_backward, t->call_count);
+}
+
+static bool note(tape *t, direction way)
+{
+    const device_table *d = t->device->run;
+    if (!d->note_begin(t->device))
+        return false;
+    bool good = run(t, way);
+    void *noted = d->note_end(t->device);
+    if (good)
+        t->noted[way] = noted;
+    else if (noted)
+        d->forget(t->device, noted);
+    return good && noted;
+}
+
+/* The first time the calls are done one by one: noting costs more than that, and what a library sets up when it is first used
+ * may not be noted. */
+static bool run_or_replay(tape *t, direction way)
+{
+    if (!t->ran[way] || !t->device->run->note_begin) {
+        t->ran[way] = true;
+        return run(t, way);
+    }
+    return (t->noted[way] || note(t, way)) && t->device->run->replay(t->device, t->noted[way]);
+}
+
 bool tape_forward(tape *t)
 {
-    return replay(t, 0, t->first_backward);
+    return run_or_replay(t, FORWARD);
 }
 
 bool tape_backward(tape *t)
 {
-    return replay(t, t->first_backward, t->call_count);
+    return run_or_replay(t, BACKWARD);
+}
+
+void tape_changed(tape *t)
+{
+    for (int way = 0; way < DIRECTIONS; way++) {
+        if (t->noted[way])
+            t->device->run->forget(t->device, t->noted[way]);
+        t->noted[way] = NULL;
+        t->ran[way] = false;
+    }
 }
 
 const memory_plan *tape_memory(const tape *t)

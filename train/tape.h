@@ -4,7 +4,8 @@
  *     record   every layer function (layers/layers.h) appends a node and returns the tensor it will write
  *     plan     writes down the order of work - forward of every node, then backward in reverse - works out how long every
  *              buffer is needed, and places all of them in one arena
- *     replay   tape_forward() and tape_backward() run the nodes; nothing is allocated
+ *     replay   tape_forward() and tape_backward() run the nodes; nothing is allocated, but where a device notes down the work
+ * of the second time, and from then on does it as a whole
  *
  * Gradients: the first node to reach a tensor on the way back writes its gradient and the others add, which is settled
  * while planning, so nothing is cleared. Gradients of parameters are always added to; whoever owns them clears them.
@@ -16,6 +17,7 @@
 #ifndef TRAIN_TAPE_H
 #define TRAIN_TAPE_H
 
+#include "device.h"
 #include "memory_plan.h"
 #include "tensor.h"
 #include <stddef.h>
@@ -25,6 +27,8 @@ enum { NODE_INPUTS = 3, NODE_STATE = 256 };
 typedef struct node node;
 struct node {
     const char *name;
+    device *device;           /* the tape's: what works on it */
+    number_type type;         /* the tape's: of activations that go into products */
     bool (*forward)(node *n); /* false, with train_error() set, only for what the plan could not foresee */
     bool (*backward)(node *n);
     tensor *in[NODE_INPUTS]; /* NULL: none */
@@ -50,13 +54,14 @@ struct node {
 
 typedef struct tape tape;
 
-tape *tape_create(void);
+/* On a device, whose memory the arena will be of; type: of activations that go into products. */
+tape *tape_create(device *d, number_type type);
 void tape_free(tape *t);
 
 /* ---- record. These never give NULL: once memory has run out they give scrap, and tape_plan() then fails. */
 
-/* A tensor [rows, cols] that the next node will write. */
-tensor *tape_tensor(tape *t, int64_t rows, int64_t cols);
+/* A tensor [rows, cols] that the next node will write; its gradient has the same type, unless the caller sets another. */
+tensor *tape_tensor(tape *t, int64_t rows, int64_t cols, number_type type);
 /* Columns first .. first + cols - 1 of `whole`. A tensor is used either as a whole or through views that do not overlap. */
 tensor *tape_columns(tape *t, tensor *whole, int64_t first, int64_t cols);
 /* Appends a node with state_bytes <= NODE_STATE of zeroed state; the caller fills it in. */
@@ -80,6 +85,8 @@ typedef struct tape_options {
 bool tape_plan(tape *t, const tape_options *options);
 bool tape_forward(tape *t);
 bool tape_backward(tape *t);
+/* What nodes are told apart from the plan's addresses has changed: nothing that was noted holds any more. */
+void tape_changed(tape *t);
 const memory_plan *tape_memory(const tape *t);
 
 #endif

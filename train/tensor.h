@@ -2,14 +2,14 @@
  * Two kinds of numbers: parameters, which last as long as the model and have names, and tensors, the activations of one
  * step, whose memory the tape plans.
  *
- * Everything is float and row-major. An activation is a matrix [rows, cols] with rows = batch * seq, row b*seq + i being
- * position i of sequence b; heads lie side by side in the columns, [rows, heads * dim].
+ * Everything is row-major, and lies in the memory of the model's device (device.h). Parameters are float. An activation is a
+ * matrix [rows, cols] with rows = batch * seq, row b*seq + i being position i of sequence b; heads lie side by side in the
+ * columns, [rows, heads * dim].
  */
 #ifndef TRAIN_TENSOR_H
 #define TRAIN_TENSOR_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "operations.h"
 
 enum { PARAMETER_NAME_SIZE = 96 };
 
@@ -27,15 +27,17 @@ typedef struct parameter {
 /* A matrix of parameters as a layer uses it: one parameter, or several with equal `cols` that lie one below the other
  * (q, k and v; gate and up), which makes one large matrix product out of several small ones. */
 typedef struct matrix {
-    int64_t rows, cols; /* [out, in] */
-    float *data, *grad; /* contiguous; grad is added to */
+    int64_t rows, cols;  /* [out, in] */
+    float *data, *grad;  /* contiguous; grad is added to */
+    const void *rounded; /* data in bf16, for products; NULL where nobody needs it */
 } matrix;
 
-/* An activation [rows, cols]: element (r, c) is data[r * stride + c]. Views of some columns share the memory of the whole.
- * data and grad are set when the tape is planned; grad stays NULL if no gradient flows. */
+/* An activation [rows, cols]: element (r, c) is number r * stride + c of data. Views of some columns share the memory of the
+ * whole. data and grad are set when the tape is planned; grad stays NULL if no gradient flows. */
 typedef struct tensor {
     int64_t rows, cols, stride;
-    float *data, *grad;
+    number_type type, grad_type;
+    void *data, *grad;
 
     /* for the tape; the last five count in `whole` */
     struct tensor *whole;          /* the tensor this is a view of; itself if it is none */

@@ -9,7 +9,7 @@ wrong 'no command'
 wrong "'nonsense'" nonsense
 right 'usage: fattn COMMAND' --help
 right '^fattn [0-9]' --version
-for command in info check 'bench attention' 'bench gemm' gradcheck; do
+for command in info check 'bench attention' 'bench gemm' 'bench train' gradcheck; do
     right "usage: fattn $command" $command --help
     wrong "'--nonsense'" $command --nonsense
 done
@@ -129,6 +129,9 @@ if grep -q '"op":"sgemm"' "$out"; then
     grep -q '1 of 2 threads' "$err" || complain 'no note about the threads that are missing'
 fi
 wrong "--size: '2.5'" bench gemm --size 2.5
+json bench train --json --hidden 32 --layers 1 --ffn 16 --head-dim 16,32 --seq 8,16 --tokens 32 --seconds 0.001
+wrong 'does not divide' bench train --hidden 32 --head-dim 12
+wrong 'f32 only' bench train --dtype bf16
 
 wrong "'nonsense'" gradcheck nonsense
 wrong 'no backward kernel' gradcheck --kernel no_such_kernel

@@ -11,7 +11,7 @@ const runtime *test_runtime(void)
     static runtime r;
     static bool open;
     if (!open)
-        require(runtime_open(&r, 2));
+        require(runtime_open(&r, &(runtime_options){.threads = 2}));
     open = true;
     return &r;
 }

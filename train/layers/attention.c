@@ -38,7 +38,7 @@ tensor *layer_attention(tape *t, tensor *q, tensor *k, tensor *v, const attentio
     n->in[0] = q;
     n->in[1] = k;
     n->in[2] = v;
-    n->out = tape_tensor(t, q->rows, q->cols);
+    n->out = tape_tensor(t, q->rows, q->cols, q->type);
     for (int i = 0; i < NODE_INPUTS; i++)
         n->reads_in[i] = true;
     n->reads_out = true;

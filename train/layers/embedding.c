@@ -1,49 +1,38 @@
 /*
- * Embedding: out[r] = W[tokens[r]]        tokens [rows], W [vocab, hidden], out [rows, hidden]
+ * Embedding: out[r] = W[tokens[r]]        tokens [rows], W [vocab, hidden], out [rows, hidden], float
  *
- * Backward: dW[tokens[r]] += dout[r]. Equal tokens meet in one row of dW, so the work is shared out by columns: a thread adds
- * up all rows, in order, for columns of its own.
+ * Backward: dW[tokens[r]] += dout[r].
  */
-#include "train/layers/chunks.h"
 #include "train/layers/layers.h"
-#include <string.h>
 
 typedef struct embedding {
     const int32_t *tokens;
     matrix weight;
 } embedding;
 
-void embedding_forward(float *out, const int32_t *tokens, int64_t rows, const matrix *weight)
+static embedding_call call_of(const node *n)
 {
-    int64_t hidden = weight->cols;
-#pragma omp parallel for schedule(static) if (rows * hidden > PARALLEL_WORK)
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(out + r * hidden, weight->data + tokens[r] * hidden, (size_t)hidden * sizeof *out);
+    const embedding *e = n->state;
+    return (embedding_call){.rows = n->out->rows,
+                            .vocab = e->weight.rows,
+                            .hidden = e->weight.cols,
+                            .tokens = e->tokens,
+                            .weight = e->weight.data,
+                            .out = n->out->data,
+                            .dout = n->out->grad,
+                            .dweight = e->weight.grad};
 }
 
 static bool forward(node *n)
 {
-    const embedding *e = n->state;
-    embedding_forward(n->out->data, e->tokens, n->out->rows, &e->weight);
-    return true;
+    embedding_call c = call_of(n);
+    return n->device->run->embedding_forward(n->device, &c);
 }
 
 static bool backward(node *n)
 {
-    enum { COLUMNS = 32 }; /* a thread's share: two cache lines, so threads do not write to each other's */
-    const embedding *e = n->state;
-    int64_t rows = n->out->rows, hidden = e->weight.cols;
-#pragma omp parallel for schedule(static) if (rows * hidden > PARALLEL_WORK)
-    for (int64_t first = 0; first < hidden; first += COLUMNS) {
-        int64_t count = hidden - first < COLUMNS ? hidden - first : COLUMNS;
-        for (int64_t r = 0; r < rows; r++) {
-            const float *dout = n->out->grad + r * hidden + first;
-            float *dw = e->weight.grad + e->tokens[r] * hidden + first;
-            for (int64_t c = 0; c < count; c++)
-                dw[c] += dout[c];
-        }
-    }
-    return true;
+    embedding_call c = call_of(n);
+    return n->device->run->embedding_backward(n->device, &c);
 }
 
 tensor *layer_embedding(tape *t, const int32_t *tokens, int64_t rows, const matrix *weight)
@@ -52,7 +41,7 @@ tensor *layer_embedding(tape *t, const int32_t *tokens, int64_t rows, const matr
     embedding *e = n->state;
     e->tokens = tokens;
     e->weight = *weight;
-    n->out = tape_tensor(t, rows, weight->cols);
+    n->out = tape_tensor(t, rows, weight->cols, NUMBER_F32);
     n->forward = forward;
     n->backward = backward;
     return n->out;

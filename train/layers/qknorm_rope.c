@@ -9,14 +9,9 @@
  *
  * Backward turns dout back by the same angle, g = R^T dout, and goes on as an RMS norm does: with h = g w and xs = x s,
  * dx = s (h - xs mean(h xs)) and dw += g xs.
- *
- * The loops handle both halves at once; `omp simd` tells the compiler that the halves do not overlap.
  */
-#include "train/layers/chunks.h"
 #include "train/layers/layers.h"
 #include <assert.h>
-#include <math.h>
-#include <string.h>
 
 enum { MAX_DIM = 512 };
 
@@ -26,98 +21,41 @@ typedef struct qknorm_rope {
     float eps;
 } qknorm_rope;
 
-static float head_forward(float *restrict out, const float *restrict x, const float *restrict w, const float *restrict cosine,
-                          const float *restrict sine, int64_t dim, float eps)
+static qknorm_rope_call call_of(const node *n)
 {
-    int64_t half = dim / 2;
-    float squares = 0.0f;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t d = 0; d < dim; d++)
-        squares += x[d] * x[d];
-    float s = 1.0f / sqrtf(squares / (float)dim + eps);
-#pragma omp simd
-    for (int64_t d = 0; d < half; d++) {
-        float u1 = x[d] * s * w[d], u2 = x[d + half] * s * w[d + half];
-        out[d] = u1 * cosine[d] - u2 * sine[d];
-        out[d + half] = u2 * cosine[d] + u1 * sine[d];
-    }
-    return s;
-}
-
-void qknorm_rope_forward(float *out, int64_t out_stride, float *rstd, const float *x, int64_t stride, int64_t rows,
-                         const float *weight, const rotation *r, int64_t first, float eps)
-{
-    int64_t dim = r->dim, half = dim / 2;
-#pragma omp parallel for schedule(static) if (rows * r->heads * dim > PARALLEL_WORK)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t position = first + row % r->seq;
-        for (int64_t h = 0; h < r->heads; h++) {
-            float s = head_forward(out + row * out_stride + h * dim, x + row * stride + h * dim, weight,
-                                   r->cos + position * half, r->sin + position * half, dim, eps);
-            if (rstd)
-                rstd[row * r->heads + h] = s;
-        }
-    }
+    const qknorm_rope *l = n->state;
+    const tensor *x = n->in[0];
+    return (qknorm_rope_call){.rows = x->rows,
+                              .heads = l->rotate.heads,
+                              .dim = l->rotate.dim,
+                              .seq = l->rotate.seq,
+                              .stride = x->stride,
+                              .out_stride = n->out->stride,
+                              .type = n->out->type,
+                              .accumulate = n->accumulate[0],
+                              .eps = l->eps,
+                              .x = x->data,
+                              .weight = l->weight->data,
+                              .cos = l->rotate.cos,
+                              .sin = l->rotate.sin,
+                              .out = n->out->data,
+                              .rstd = n->saved,
+                              .dout = n->out->grad,
+                              .dx = x->grad,
+                              .dweight = l->weight->grad,
+                              .partial = n->workspace};
 }
 
 static bool forward(node *n)
 {
-    const qknorm_rope *l = n->state;
-    const tensor *x = n->in[0];
-    qknorm_rope_forward(n->out->data, n->out->stride, n->saved, x->data, x->stride, x->rows, l->weight->data, &l->rotate, 0,
-                        l->eps);
-    return true;
-}
-
-static void head_backward(float *restrict dx, float *restrict dw, const float *restrict dout, const float *restrict x,
-                          const float *restrict w, const float *restrict cosine, const float *restrict sine, float s,
-                          int64_t dim, bool accumulate)
-{
-    int64_t half = dim / 2;
-    float g1[MAX_DIM / 2], g2[MAX_DIM / 2], dot = 0.0f;
-    const float *w2 = w + half, *x2 = x + half;
-    float *dw2 = dw + half, *dx2 = dx + half;
-#pragma omp simd
-    for (int64_t d = 0; d < half; d++) {
-        g1[d] = dout[d] * cosine[d] + dout[d + half] * sine[d];
-        g2[d] = dout[d + half] * cosine[d] - dout[d] * sine[d];
-    }
-#pragma omp simd reduction(+ : dot)
-    for (int64_t d = 0; d < half; d++)
-        dot += g1[d] * w[d] * x[d] + g2[d] * w2[d] * x2[d];
-    float slope = dot * s * s / (float)dim;
-#pragma omp simd
-    for (int64_t d = 0; d < half; d++) {
-        dw[d] += g1[d] * x[d] * s;
-        dw2[d] += g2[d] * x2[d] * s;
-    }
-#pragma omp simd
-    for (int64_t d = 0; d < half; d++) {
-        dx[d] = (accumulate ? dx[d] : 0.0f) + s * (g1[d] * w[d] - slope * x[d]);
-        dx2[d] = (accumulate ? dx2[d] : 0.0f) + s * (g2[d] * w2[d] - slope * x2[d]);
-    }
+    qknorm_rope_call c = call_of(n);
+    return n->device->run->qknorm_rope_forward(n->device, &c);
 }
 
 static bool backward(node *n)
 {
-    const qknorm_rope *l = n->state;
-    const rotation *r = &l->rotate;
-    const tensor *x = n->in[0], *out = n->out;
-    const float *rstd = n->saved;
-    float *partial = n->workspace; /* [ROW_CHUNKS, dim] */
-    int64_t dim = r->dim, half = dim / 2;
-#pragma omp parallel for schedule(static) if (x->rows * x->cols > PARALLEL_WORK)
-    for (int64_t chunk = 0; chunk < ROW_CHUNKS; chunk++) {
-        float *dw = partial + chunk * dim;
-        memset(dw, 0, (size_t)dim * sizeof *dw);
-        for (int64_t row = chunk_begin(x->rows, chunk); row < chunk_begin(x->rows, chunk + 1); row++)
-            for (int64_t h = 0; h < r->heads; h++)
-                head_backward(x->grad + row * x->stride + h * dim, dw, out->grad + row * out->stride + h * dim,
-                              x->data + row * x->stride + h * dim, l->weight->data, r->cos + row % r->seq * half,
-                              r->sin + row % r->seq * half, rstd[row * r->heads + h], dim, n->accumulate[0]);
-    }
-    add_chunks(l->weight->grad, partial, dim);
-    return true;
+    qknorm_rope_call c = call_of(n);
+    return n->device->run->qknorm_rope_backward(n->device, &c);
 }
 
 tensor *layer_qknorm_rope(tape *t, tensor *x, const parameter *weight, const rotation *r, double eps)
@@ -129,10 +67,10 @@ tensor *layer_qknorm_rope(tape *t, tensor *x, const parameter *weight, const rot
     l->rotate = *r;
     l->eps = (float)eps;
     n->in[0] = x;
-    n->out = tape_tensor(t, x->rows, x->cols);
+    n->out = tape_tensor(t, x->rows, x->cols, x->type);
     n->reads_in[0] = true;
     n->saved_bytes = (size_t)(x->rows * r->heads) * sizeof(float);
-    n->backward_workspace = (size_t)(ROW_CHUNKS * r->dim) * sizeof(float);
+    n->backward_workspace = (size_t)(n->device->chunks * r->dim) * sizeof(float);
     n->forward = forward;
     n->backward = backward;
     return n->out;

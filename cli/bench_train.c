@@ -1,0 +1,228 @@
+/*
+ * fattn bench train: how fast a model trains, and in how much memory, with composed attention and with flash, at several
+ * sequence lengths and widths of a head. One process for the whole grid, so that a GPU is opened once. The model's width, and
+ * the tokens in a step, are the same everywhere; the tokens are random, as what they say changes nothing here.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "bench.h"
+#include "cli.h"
+#include "json_out.h"
+#include "options.h"
+#include "train/error.h"
+#include "train/evaluate.h"
+#include "train/optimizer.h"
+#include "train/random.h"
+#include "train_exit.h"
+#include "train_place.h"
+
+enum { WARM_UP = 2, LEAST = 3, MOST = 1000, VOCAB = 258 }; /* steps; bytes and two more */
+
+typedef struct bench_train_options {
+    int device, dtype;
+    int64_t hidden, layers, ffn, tokens, threads;
+    option_ints dims, seqs;
+    double seconds;
+    bool json;
+} bench_train_options;
+
+typedef struct bench_train_run {
+    const bench_train_options *o;
+    runtime r;
+    model *m;
+    optimizer *adam;
+    int64_t dim, seq, batch;
+} bench_train_run;
+
+typedef struct bench_speed {
+    double ms, tokens_per_s; /* of the median step */
+    size_t bytes;            /* planned */
+} bench_speed;
+
+static int compare(const void *x, const void *y)
+{
+    const double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+static bool one_step(bench_train_run *b, model_step *s, const int32_t *tokens)
+{
+    double loss, norm;
+    return model_zero_grad(b->m) && step_forward(s, tokens, tokens, NULL) && step_backward(s, 1.0f) && step_loss(s, &loss) &&
+           optimizer_update(b->adam, 1e-4, &norm);
+}
+
+static bool time_steps(bench_train_run *b, model_step *s, bench_speed *speed)
+{
+    const int64_t rows = b->batch * b->seq;
+    random_state random = {1};
+    int32_t *tokens = malloc((size_t)rows * sizeof *tokens);
+    double seconds[MOST];
+    int count = 0;
+    bool good = tokens || train_fail_as(TRAIN_ERROR_WORK, "no memory for %lld tokens", (long long)rows);
+    for (int64_t i = 0; i < rows && good; i++)
+        tokens[i] = (int32_t)random_below(&random, VOCAB);
+    for (int i = 0; i < WARM_UP && good; i++)
+        good = one_step(b, s, tokens);
+    const double begin = evaluate_seconds();
+    while (good && count < MOST && (count < LEAST || evaluate_seconds() - begin < b->o->seconds)) {
+        const double start = evaluate_seconds();
+        good = one_step(b, s, tokens);
+        seconds[count++] = evaluate_seconds() - start;
+    }
+    free(tokens);
+    if (!good)
+        return false;
+    qsort(seconds, (size_t)count, sizeof *seconds, compare);
+    speed->ms = 1e3 * seconds[count / 2];
+    speed->tokens_per_s = (double)rows / seconds[count / 2];
+    return true;
+}
+
+static bool measure(bench_train_run *b, attention_kind kind, bench_speed *speed)
+{
+    model_step *s = step_create(
+        b->m, &b->r, &(step_options){.batch = b->batch, .seq = b->seq, .attention = {.kind = kind}, .backward = true});
+    if (!s)
+        return false;
+    const step_memory memory = step_memory_use(s);
+    speed->bytes = memory.parameters + memory.gradients + memory.arena + optimizer_bytes(b->adam) + b->m->device->own_bytes;
+    const bool good = time_steps(b, s, speed);
+    step_free(s);
+    return good;
+}
+
+static void print_json(const bench_train_run *b, const char *attention, const bench_speed *speed)
+{
+    json_out json = json_begin(stdout);
+    json_string(&json, "dtype", train_types[b->o->dtype]);
+    json_string(&json, "device", train_devices[b->o->device]);
+    json_int(&json, "head_dim", b->dim);
+    json_int(&json, "seq", b->seq);
+    json_int(&json, "batch", b->batch);
+    json_string(&json, "attention", attention);
+    json_double(&json, "tokens_per_s", speed->tokens_per_s);
+    json_double(&json, "ms", speed->ms);
+    json_int(&json, "mem_bytes", (int64_t)speed->bytes);
+    json_end(&json);
+}
+
+static bool compare_paths(bench_train_run *b)
+{
+    bench_speed flash, composed;
+    if (!measure(b, ATTENTION_COMPOSED, &composed) || !measure(b, ATTENTION_FLASH, &flash))
+        return false;
+    if (b->o->json) {
+        print_json(b, "composed", &composed);
+        print_json(b, "flash", &flash);
+    } else
+        printf("%8lld %6lld %6lld %14.0f %14.0f %8.2f %13.1f %13.1f\n", (long long)b->dim, (long long)b->seq,
+               (long long)b->batch, composed.tokens_per_s, flash.tokens_per_s, flash.tokens_per_s / composed.tokens_per_s,
+               (double)composed.bytes / 0x1p20, (double)flash.bytes / 0x1p20);
+    fflush(stdout);
+    return true;
+}
+
+static int64_t longest(const option_ints *seqs)
+{
+    int64_t most = 0;
+    for (int i = 0; i < seqs->count; i++)
+        most = seqs->item[i] > most ? seqs->item[i] : most;
+    return most;
+}
+
+/* All lengths for one width of a head. */
+static bool bench_heads(bench_train_run *b)
+{
+    const bench_train_options *o = b->o;
+    const optimizer_options adam = optimizer_defaults();
+    const model_config config = {.vocab = VOCAB,
+                                 .hidden = o->hidden,
+                                 .layers = o->layers,
+                                 .heads = o->hidden / b->dim,
+                                 .heads_kv = o->hidden / b->dim,
+                                 .head_dim = b->dim,
+                                 .ffn = o->ffn,
+                                 .max_seq = longest(&o->seqs),
+                                 .rope_theta = 1e4,
+                                 .rms_eps = 1e-6,
+                                 .tied = true};
+    b->m = model_create(&config, 1);
+    bool good = b->m && model_place(b->m, &b->r) && (b->adam = optimizer_create(b->m, &adam));
+    for (int i = 0; i < o->seqs.count && good; i++) {
+        b->seq = o->seqs.item[i];
+        b->batch = o->tokens / b->seq > 0 ? o->tokens / b->seq : 1;
+        good = compare_paths(b);
+    }
+    optimizer_free(b->adam);
+    model_free(b->m);
+    b->adam = NULL;
+    b->m = NULL;
+    return good;
+}
+
+static bool check(const bench_train_options *o)
+{
+    for (int i = 0; i < o->dims.count; i++)
+        if (o->hidden % o->dims.item[i]) {
+            cli_error("--head-dim: %lld does not divide --hidden, %lld", (long long)o->dims.item[i], (long long)o->hidden);
+            return false;
+        }
+    return true;
+}
+
+static int run(const bench_train_options *o)
+{
+    bench_train_run b = {.o = o};
+    int status = train_place_open(&b.r, o->device, o->dtype, o->threads);
+    if (status != CLI_OK)
+        return status;
+    if (!o->json)
+        printf("%s, %s\n%8s %6s %6s %14s %14s %8s %13s %13s\n", b.r.device->name ? b.r.device->name : "CPU",
+               train_types[o->dtype], "head dim", "seq", "batch", "composed tok/s", "flash tok/s", "ratio", "composed MiB",
+               "flash MiB");
+    for (int i = 0; i < o->dims.count && status == CLI_OK; i++) {
+        b.dim = o->dims.item[i];
+        if (!bench_heads(&b)) {
+            cli_error("%s", train_error());
+            status = train_exit_code();
+        }
+    }
+    runtime_close(&b.r);
+    return status;
+}
+
+int bench_train(int argc, char **argv)
+{
+    bench_train_options o = {.hidden = 512,
+                             .layers = 4,
+                             .ffn = 1408,
+                             .tokens = 8192,
+                             .dims = option_ints_of(64),
+                             .seqs = {.count = 4, .item = {512, 1024, 2048, 4096}},
+                             .seconds = 0.05};
+    const option_spec table[] = {
+        {"device", "WHERE", OPTION_WORD, &o.device, .words = train_devices, .help = "where to train: cpu or cuda"},
+        {"dtype", "TYPE", OPTION_WORD, &o.dtype, .words = train_types,
+         .help = "of activations and products; bf16 on a GPU only"},
+        {"hidden", "N", OPTION_INT, &o.hidden, .low = 1, .high = 65536, .help = "width of the model"},
+        {"layers", "N", OPTION_INT, &o.layers, .low = 1, .high = 1024, .help = "blocks"},
+        {"ffn", "N", OPTION_INT, &o.ffn, .low = 1, .high = 262144, .help = "width of the feed-forward layer"},
+        {"head-dim", "N,...", OPTION_INTS, &o.dims, .low = 2, .high = 512, .help = "width of a head; they fill --hidden"},
+        {"seq", "N,...", OPTION_INTS, &o.seqs, .low = 1, .high = 1 << 20, .help = "tokens in a window"},
+        {"tokens", "N", OPTION_INT, &o.tokens, .low = 1, .high = 1 << 24, .help = "in a step; a window at least"},
+        {"threads", "N", OPTION_INT, &o.threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"seconds", "X", OPTION_DOUBLE, &o.seconds, .low = 0.001, .high = 1e6, .help = "per figure; three steps at least"},
+        {"json", NULL, OPTION_FLAG, &o.json, .help = "JSON lines"},
+        {0}};
+    const option_set set = {
+        .usage = "fattn bench train [options]",
+        .about = "Times training steps of one model with composed attention and with flash, and says what memory\n"
+                 "each plans for. The median step counts.",
+        .table = table};
+    int status;
+    if (!options_parse(&set, argc, argv, &status))
+        return status;
+    return check(&o) ? run(&o) : CLI_WRONG;
+}

@@ -1,0 +1,49 @@
+/*
+ * The trainer's kernels, for the host that launches them and the .cu files that define them. Each takes its operation's call
+ * (operations.h) by value and strides over the work, so that any number of blocks will do but where it says otherwise.
+ */
+#ifndef TRAIN_CUDA_KERNELS_H
+#define TRAIN_CUDA_KERNELS_H
+
+enum {
+    CUDA_THREADS = 256, /* of every block */
+    CUDA_CHUNKS = 264,  /* blocks that sums over rows are cut into: two for each multiprocessor of an H200 */
+    CUDA_COLUMNS = 32,  /* columns of a block of add_chunks; of embedding_backward at least, 128 where they come in fours */
+    CUDA_HELD = 1024    /* columns of a row that rmsnorm_backward_held takes at most; a multiple of 4 */
+};
+
+/* X(image, kernel); kernels that exist for both types stand twice, float first. */
+#define CUDA_TRAIN_KERNELS(X)                                                                                                  \
+    X(NORMS, rmsnorm_forward_f32)                                                                                              \
+    X(NORMS, rmsnorm_forward_bf16)                                                                                             \
+    X(NORMS, rmsnorm_backward_f32)                                                                                             \
+    X(NORMS, rmsnorm_backward_bf16)                                                                                            \
+    X(NORMS, rmsnorm_backward_held_f32)                                                                                        \
+    X(NORMS, rmsnorm_backward_held_bf16)                                                                                       \
+    X(NORMS, rmsnorm_weights_f32)                                                                                              \
+    X(NORMS, rmsnorm_weights_bf16)                                                                                             \
+    X(NORMS, qknorm_rope_forward_f32)                                                                                          \
+    X(NORMS, qknorm_rope_forward_bf16)                                                                                         \
+    X(NORMS, qknorm_rope_backward_f32)                                                                                         \
+    X(NORMS, qknorm_rope_backward_bf16)                                                                                        \
+    X(NORMS, add_chunks)                                                                                                       \
+    X(ROWS, copy_f32_f32)                                                                                                      \
+    X(ROWS, copy_f32_bf16)                                                                                                     \
+    X(ROWS, copy_bf16_f32)                                                                                                     \
+    X(ROWS, copy_bf16_bf16)                                                                                                    \
+    X(ROWS, embedding_forward)                                                                                                 \
+    X(ROWS, embedding_backward)                                                                                                \
+    X(ROWS, swiglu_forward_f32)                                                                                                \
+    X(ROWS, swiglu_forward_bf16)                                                                                               \
+    X(ROWS, swiglu_backward_f32)                                                                                               \
+    X(ROWS, swiglu_backward_bf16)                                                                                              \
+    X(ROWS, merge_rows)                                                                                                        \
+    X(SUMS, cross_entropy_forward)                                                                                             \
+    X(SUMS, cross_entropy_loss)                                                                                                \
+    X(SUMS, cross_entropy_backward_f32)                                                                                        \
+    X(SUMS, cross_entropy_backward_bf16)                                                                                       \
+    X(SUMS, grad_squares)                                                                                                      \
+    X(SUMS, grad_norm)                                                                                                         \
+    X(SUMS, update_pieces)
+
+#endif

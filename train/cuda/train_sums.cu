@@ -1,0 +1,125 @@
+/*
+ * The loss (layers/cross_entropy.c), the gradient's norm and AdamW (optimizer.h).
+ */
+#include "train/cuda/numbers.cuh"
+
+/* ------------------------------------------------------------------------------------------------------- cross-entropy */
+
+/* lse of every row that has a target, by a warp each. */
+KERNEL cross_entropy_forward(const __grid_constant__ cross_entropy_call c)
+{
+    for (int64_t r = first_warp(); r < c.rows; r += warp_step()) {
+        if (c.targets[r] < 0)
+            continue;
+        const float *x = c.x + r * c.vocab;
+        float most = x[0], sum = 0;
+        bool odd = false; /* maxima leave NaNs out */
+        for (int64_t i = lane(); i < c.vocab; i += WARP) {
+            most = fmaxf(most, x[i]);
+            odd = odd || isnan(x[i]);
+        }
+        most = __any_sync(0xffffffffu, odd) ? __int_as_float(0x7fc00000) : warp_most(most);
+        for (int64_t i = lane(); i < c.vocab; i += WARP)
+            sum += expf(x[i] - most);
+        sum = warp_sum(sum);
+        if (lane() == 0)
+            c.lse[r] = most + logf(sum);
+    }
+}
+
+/* The mean over the rows, by one block. */
+KERNEL cross_entropy_loss(const __grid_constant__ cross_entropy_call c)
+{
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t r = threadIdx.x; r < c.rows; r += CUDA_THREADS)
+        if (c.targets[r] >= 0)
+            sum += (double)c.lse[r] - (double)c.x[r * c.vocab + c.targets[r]];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *c.loss = sum / (double)c.counted;
+}
+
+template <typename T> __device__ inline void cross_entropy_backward(const cross_entropy_call &c)
+{
+    for (int64_t r = first_warp(); r < c.rows; r += warp_step()) {
+        const int32_t target = c.targets[r];
+        const float *x = c.x + r * c.vocab, lse = target < 0 ? 0.0f : c.lse[r];
+        T *dx = (T *)c.dx + r * c.vocab;
+        for (int64_t i = lane(); i < c.vocab; i += WARP)
+            set(dx[i], target < 0 ? 0.0f : c.factor * expf(x[i] - lse) - (i == target ? c.factor : 0.0f));
+    }
+}
+
+KERNEL cross_entropy_backward_f32(const __grid_constant__ cross_entropy_call c)
+{
+    cross_entropy_backward<float>(c);
+}
+
+KERNEL cross_entropy_backward_bf16(const __grid_constant__ cross_entropy_call c)
+{
+    cross_entropy_backward<bf16>(c);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- update */
+
+/* Block `piece` adds up the squares of a piece. */
+KERNEL grad_squares(const __grid_constant__ update_call c)
+{
+    const update_piece p = c.pieces[blockIdx.x];
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < p.count; i += CUDA_THREADS) {
+        const double g = c.grad[p.offset + i];
+        sum += g * g;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        c.squares[blockIdx.x] = sum;
+}
+
+/* One block adds up the pieces. */
+KERNEL grad_norm(const __grid_constant__ update_call c)
+{
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < c.count; i += CUDA_THREADS)
+        sum += c.squares[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *c.norm = *c.shared_norm = sqrt(sum);
+}
+
+template <int V> __device__ inline void update_piece_of(const update_call &c, const update_piece &p, float clip)
+{
+    const float decay = p.decays ? c.decay : 1.0f;
+    for (int64_t i = p.offset + threadIdx.x * V; i < p.offset + p.count; i += CUDA_THREADS * V) {
+        const some<V> grad = load<V>(c.grad + i);
+        some<V> x = load<V>(c.data + i), m = load<V>(c.m + i), v = load<V>(c.v + i);
+#pragma unroll
+        for (int n = 0; n < V; n++) {
+            const float g = grad.x[n] * clip;
+            m.x[n] = c.beta1 * m.x[n] + (1.0f - c.beta1) * g;
+            v.x[n] = c.beta2 * v.x[n] + (1.0f - c.beta2) * g * g;
+            x.x[n] = x.x[n] * decay - c.step * m.x[n] / (sqrtf(v.x[n]) * c.root + c.eps);
+        }
+        store<V>(c.m + i, m);
+        store<V>(c.v + i, v);
+        store<V>(c.data + i, x);
+        if (c.rounded)
+            store<V>((bf16 *)c.rounded + i, x);
+    }
+}
+
+/* Block `piece` updates a piece, unless the norm is not finite. */
+KERNEL update_pieces(const __grid_constant__ update_call c)
+{
+    const update_piece p = c.pieces[blockIdx.x];
+    const double norm = *c.norm, clip = c.clip > 0 ? c.clip / (norm + 1e-6) : 1.0;
+    if (!isfinite(norm))
+        return;
+    if (p.offset % 4 == 0 && p.count % 4 == 0)
+        update_piece_of<4>(c, p, (float)(clip < 1.0 ? clip : 1.0));
+    else
+        update_piece_of<1>(c, p, (float)(clip < 1.0 ? clip : 1.0));
+}
