@@ -76,9 +76,9 @@
  *              memory. Block them before its first call, so that OpenMP's threads inherit the mask.
  *   Determinism  results are the same bits for any number of threads and in every run with the same kernel, unless the
  *              descriptor says FATTN_UNORDERED, and a sequence's results do not depend on the other sequences of its batch; on
- * x86 and aarch64 also whatever the caller's rounding mode is. Which kernel runs depends on the descriptor alone, seq_q
- * included: force one (fattn_context_options.kernel) where batches of different seq_q must agree bit for bit. A NaN in one row
- * may change how other rows are rounded.
+ *              x86 and aarch64 also whatever the caller's rounding mode is. Which kernel runs depends on the descriptor alone,
+ *              seq_q included: force one (fattn_context_options.kernel) where batches of different seq_q must agree bit for
+ *              bit. A NaN in one row may change how other rows are rounded.
  */
 #ifndef FATTN_FATTN_H
 #define FATTN_FATTN_H

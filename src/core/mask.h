@@ -100,4 +100,39 @@ FATTN_INLINE fattn_interval fattn_mask_row(const fattn_rows_mask *m, int64_t i)
     return (fattn_interval){lo, hi};
 }
 
+/* Rows outside which none keeps any of the keys key_lo .. key_hi - 1; of masks with arrays all rows. */
+FATTN_INLINE fattn_interval fattn_mask_rows(const fattn_rows_mask *m, int64_t key_lo, int64_t key_hi)
+{
+    int64_t lo = 0, hi = m->seq_q;
+    const int64_t unbounded = m->seq_q + m->seq_k;
+    switch (m->kind) {
+    case FATTN_MASK_CAUSAL:
+        lo = key_lo - m->offset;
+        break;
+    case FATTN_MASK_CHUNKED:
+        lo = key_lo - m->offset;
+        if (m->size < unbounded)
+            hi = ((key_hi - 1) / m->size + 1) * m->size - m->offset;
+        break;
+    case FATTN_MASK_PREFIX:
+        lo = key_lo < m->size ? 0 : key_lo - m->offset;
+        break;
+    case FATTN_MASK_WINDOW:
+        if (m->left >= 0 && m->left < unbounded)
+            hi = key_hi + m->left - m->offset;
+        if (m->right >= 0 && m->right < unbounded)
+            lo = key_lo - m->right - m->offset;
+        break;
+    default:
+        break;
+    }
+    if (lo < 0)
+        lo = 0;
+    if (hi > m->seq_q)
+        hi = m->seq_q;
+    if (lo >= hi)
+        lo = hi = 0;
+    return (fattn_interval){lo, hi};
+}
+
 #endif

@@ -40,9 +40,10 @@ __device__ __forceinline__ double row_alone(const fattn_problem &problem, const 
     double m = -(double)INFINITY, l = 0, sum[width / 32] = {};
     for (long long key = lane.lo; key < lane.hi; key++)
         m = fmax(m, score_alone(problem, at, seq, lane, key));
+    const double reference = m == -(double)INFINITY ? 0 : m; /* every score is -inf, or NaN, which its power stays */
     for (long long key = lane.lo; key < lane.hi; key++) {
-        const void *v = fattn_key_row(&problem, &at, &at.v, bytes ? 1 : 2, &seq, head_kv, key);
-        const double p = m == -(double)INFINITY ? 0 : exp2(score_alone(problem, at, seq, lane, key) - m);
+        const void *v = fattn_key_row(&problem, &at, &at.v, fattn_dtype_size(d.kv_dtype), &seq, head_kv, key);
+        const double p = exp2(score_alone(problem, at, seq, lane, key) - reference);
         double weight = p;
         if (d.dropout != 0)
             weight = fattn_dropout_keeps(&dropout, b * d.heads_q + lane.head, lane.row, key) ? p / (1 - d.dropout) : 0;

@@ -147,7 +147,8 @@ const fattn_backend fattn_cuda_backend = {
 
 /* ------------------------------------------------------------------------------------------------------------ launching */
 
-fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, void **arguments)
+static fattn_status launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, size_t shared,
+                           bool early, void **arguments)
 {
     const gpu_driver_calls *cu = gpu_driver();
     const cuda_gpu *gpu = at->context->gpu;
@@ -155,18 +156,34 @@ fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int functi
     CUcontext before;
     if (shape.blocks == 0)
         return FATTN_OK;
+    /* Only where machine code that waits is run: PTX for 8.0 has no word for it. */
+    CUlaunchAttribute overlaps = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                  .value = {.programmaticStreamSerializationAllowed = 1}};
     const CUlaunchConfig config = {.gridDimX = (unsigned)shape.blocks,
                                    .gridDimY = 1,
                                    .gridDimZ = 1,
                                    .blockDimX = (unsigned)shape.threads,
                                    .blockDimY = 1,
                                    .blockDimZ = 1,
-                                   .sharedMemBytes = (unsigned)f->shared,
-                                   .hStream = at->stream};
+                                   .sharedMemBytes = (unsigned)shared,
+                                   .hStream = at->stream,
+                                   .attrs = &overlaps,
+                                   .numAttrs = early && gpu->capability == 90};
     CUresult result = cu->cuCtxPushCurrent(gpu->context);
     if (result != CUDA_SUCCESS)
         return fail(result, "launching a kernel");
     result = cu->cuLaunchKernelEx(&config, gpu->function[image][function], arguments, NULL);
     cu->cuCtxPopCurrent(&before);
     return result == CUDA_SUCCESS ? FATTN_OK : fail(result, f->name);
+}
+
+fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, void **arguments)
+{
+    return launch(at, image, function, shape, images[image]->functions[function].shared, false, arguments);
+}
+
+fattn_status cuda_launch_early(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, size_t shared,
+                               void **arguments)
+{
+    return launch(at, image, function, shape, shared, true, arguments);
 }

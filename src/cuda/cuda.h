@@ -30,7 +30,12 @@ typedef struct cuda_image {
 #define CUDA_IMAGE_LIST(X)                                                                                                     \
     X(EXACT, exact)                                                                                                            \
     X(TENSOR_FORWARD, tensor_forward)                                                                                          \
-    X(TENSOR_BACKWARD, tensor_backward)                                                                                        \
+    X(TENSOR_BACKWARD_F16, tensor_backward_f16)                                                                                \
+    X(TENSOR_BACKWARD_BF16, tensor_backward_bf16)                                                                              \
+    X(SPLIT, split)                                                                                                            \
+    X(SPLIT_FORWARD, split_forward)                                                                                            \
+    X(SPLIT_BACKWARD, split_backward)                                                                                          \
+    X(DECODE, decode)                                                                                                          \
     X(HOPPER_FORWARD, hopper_forward)                                                                                          \
     X(CALLS, calls)                                                                                                            \
     X(COMPOSED, composed)
@@ -84,9 +89,27 @@ static inline const char *cuda_too_large(bool large)
     return large ? "takes no problem of more than 2^31 - 1 blocks" : NULL;
 }
 
+/* Whether all rows of a tensor, of `columns` numbers of `size` bytes, may be read in pieces of 16 bytes. */
+static inline bool cuda_in_lines(const fattn_view *view, int64_t size, int64_t columns)
+{
+    const int64_t strides = view->stride_batch | view->stride_head | view->stride_row;
+    return (uintptr_t)view->data % 16 == 0 && strides % (16 / size) == 0 && columns % (16 / size) == 0;
+}
+
+/* Whether scores or probabilities are more than products and powers. */
+static inline bool cuda_adjusts(const fattn_desc *d)
+{
+    return fattn_scores_change(d) || d->dropout != 0 || d->kv_dtype == FATTN_I8;
+}
+
 /* Launches kernel number `function` of an image on the call's stream. arguments: addresses of its parameters. Nothing to do if
  * there are no blocks. */
 fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, void **arguments);
+
+/* The same of a kernel that may begin before those before it in the stream end, for which it waits (ptx.cuh), with `shared`
+ * bytes of shared memory, at most as many as the function has. */
+fattn_status cuda_launch_early(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, size_t shared,
+                               void **arguments);
 
 /* The calls that need no kernel of the registry: fattn_backend's operations. */
 fattn_status cuda_merge(const fattn_context *context, const fattn_merging *m);

@@ -6,6 +6,7 @@
  */
 #include "cuda/hopper.h"
 #include "cuda/cuda.h"
+#include "cuda/decode.h"
 #include "cuda/maps.h"
 
 #define FORWARD(size, dim, warpgroups, keys, tiles, stages)                                                                    \
@@ -137,10 +138,16 @@ static const char *refuse_bf16(const fattn_problem *problem)
     return refuse(problem, FATTN_BF16);
 }
 
+/* Few rows of few heads leave most of the GPU without work. */
+static const char *unworthy(const fattn_problem *problem)
+{
+    return cuda_decode_divides(problem) ? "does not divide keys, which is faster for few query rows of few heads" : NULL;
+}
+
 #define ROW(type, dtype)                                                                                                       \
     {                                                                                                                          \
         .name = "cuda_hopper_forward_" #type, .family = "cuda_hopper", .op = FATTN_OP_FORWARD, .rounds = dtype,                \
-        .device = FATTN_DEVICE_CUDA, .needs = FATTN_CUDA_SM90, .refuse = refuse_##type, .run = forward                         \
+        .device = FATTN_DEVICE_CUDA, .needs = FATTN_CUDA_SM90, .refuse = refuse_##type, .unworthy = unworthy, .run = forward   \
     }
 
 FATTN_KERNEL_TABLE(fattn_cuda_hopper, ROW(f16, FATTN_F16), ROW(bf16, FATTN_BF16));

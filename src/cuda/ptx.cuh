@@ -19,6 +19,18 @@ __device__ __forceinline__ void ptx_cp_async_16(uint32_t to, const void *from, b
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
+/* Likewise 8 bytes. */
+__device__ __forceinline__ void ptx_cp_async_8(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
+}
+
+/* Likewise 4 bytes. */
+__device__ __forceinline__ void ptx_cp_async_4(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+
 __device__ __forceinline__ void ptx_cp_async_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -28,6 +40,28 @@ __device__ __forceinline__ void ptx_cp_async_commit(void)
 template <int groups> __device__ __forceinline__ void ptx_cp_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+/* Waits until `threads` threads of the block, a multiple of 32, have come to barrier `name`, 1 .. 15; 0 is __syncthreads's. */
+template <int name, int threads> __device__ __forceinline__ void ptx_barrier_sync(void)
+{
+    asm volatile("barrier.sync %0, %1;" ::"n"(name), "n"(threads) : "memory");
+}
+
+/* Of kernels that may begin early (cuda_launch_early): waits until those before have ended and what they wrote is there. */
+__device__ __forceinline__ void ptx_wait_for_grids_before(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Lets the next begin, up to its wait, once every block has come here. */
+__device__ __forceinline__ void ptx_let_grids_after_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* Four matrices of 8 x 8 numbers of 16 bits; lanes 8i .. 8i + 7 give the addresses of matrix i's rows. */
@@ -60,6 +94,53 @@ __device__ __forceinline__ void ptx_mma(float d[4], const uint32_t a[4], const u
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* d += a b, m16n8k8 of TF32. */
+__device__ __forceinline__ void ptx_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* x rounded to TF32: 10 bits behind the point. */
+__device__ __forceinline__ uint32_t ptx_tf32(float x)
+{
+    uint32_t r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+    return r;
+}
+
+__device__ __forceinline__ void ptx_store_shared(uint32_t to, uint32_t x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+/* As ptx_barrier_sync, for whole warps that come together, at a barrier known only when it runs. */
+__device__ __forceinline__ void ptx_bar_sync(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* Adds four numbers to four in global memory, each by itself, in no order that another thread could tell. */
+__device__ __forceinline__ void ptx_red_add(float *to, const float x[4])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+                 : "memory");
+#else
+    for (int i = 0; i < 4; i++)
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + i), "f"(x[i]) : "memory");
+#endif
+}
+
+/* a - b of two bfloat16 each. */
+__device__ __forceinline__ uint32_t ptx_subtract_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(b), "r"(0xbf80bf80u), "r"(a));
+    return r;
 }
 
 /* 2^x with 2 ulp; subnormal results are 0. */

@@ -47,12 +47,7 @@ __device__ __forceinline__ void ptx_mbarrier_wait(uint32_t barrier, uint32_t par
 
 /* ------------------------------------------------------------------------------------------------------ named barriers */
 
-/* Barriers 1 .. 15; 0 is __syncthreads's. `threads`: all that come, by either call. */
-__device__ __forceinline__ void ptx_bar_sync(int barrier, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
+/* Where ptx_bar_sync waits: comes, and does not wait. */
 __device__ __forceinline__ void ptx_bar_arrive(int barrier, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

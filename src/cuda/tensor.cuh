@@ -1,5 +1,5 @@
 /*
- * What the tensor-core kernels for numbers of 16 bits share: tiles in shared memory, what scores become, and scores by
+ * What the tensor-core kernels share: tiles of numbers of 16 bits in shared memory, what scores become, and scores by
  * themselves.
  *
  * Shared memory holds rows of 16-byte pieces, piece c of row r at place c ^ r % 8, so that neither ldmatrix nor cp.async meets
@@ -65,15 +65,16 @@ __device__ inline float load_number(const void *row, int32_t dtype, long long d)
 {
     return dtype == FATTN_F16    ? widen(((const __half *)row)[d])
            : dtype == FATTN_BF16 ? widen(((const __nv_bfloat16 *)row)[d])
+           : dtype == FATTN_F32  ? ((const float *)row)[d]
                                  : (float)((const signed char *)row)[d];
 }
 
 /* ------------------------------------------------------------------------------------------------------------- loading */
 
-/* Byte of piece c of row r in a tile of rows of `dim` numbers. */
+/* Byte of piece c of row r in a tile of rows of `dim` numbers. Two rows of 4 pieces stand in the place of one of 8. */
 template <int dim> __device__ __forceinline__ uint32_t piece_at(int r, int c)
 {
-    return (uint32_t)(r * dim * 2 + ((c ^ (r & 7)) << 4));
+    return (uint32_t)(r * dim * 2 + ((c ^ (dim < 64 ? r / 2 & 3 : r & 7)) << 4));
 }
 
 /* A tile of `rows` rows: row(r) is its address, or NULL: zeros. `lines`: rows are whole pieces, aligned. Columns from `first`
@@ -101,10 +102,11 @@ __device__ __forceinline__ void load_tile(unsigned char *tile, int64_t first, in
 }
 
 /* The same of rows that lie `stride` bytes apart, from `row` on; the first `there` of them exist. Whole pieces only. */
-template <int rows, int dim>
+template <int rows, int dim, int threads = THREADS>
 __device__ __forceinline__ void load_lines(unsigned char *tile, const char *row, int64_t stride, int there, int64_t count)
 {
-    constexpr int pieces = dim / PIECE, step = THREADS / pieces;
+    constexpr int pieces = dim / PIECE, step = threads / pieces;
+    static_assert(rows % step == 0, "every thread has as many rows");
     const int c = threadIdx.x % pieces, first = threadIdx.x / pieces;
     const uint32_t to = ptx_shared_address(tile);
     const char *from = row + first * stride + c * 16;
@@ -130,6 +132,13 @@ __device__ inline void load_bytes(unsigned char *tile, int64_t first, int64_t co
             numbers[i] = narrow<T>(from && c * PIECE + i < count ? (float)from[first + c * PIECE + i] : 0.0f);
         *(uint4 *)(tile + piece_at<dim>(r, c)) = *(const uint4 *)numbers;
     }
+}
+
+/* The other sign to all numbers of a tile. */
+__device__ __forceinline__ void flip_signs(unsigned char *tile, int bytes)
+{
+    for (int i = threadIdx.x; i < bytes / 4; i += THREADS)
+        ((uint32_t *)tile)[i] ^= 0x80008000u;
 }
 
 /* -------------------------------------------------------------------------------------------------------------- scores */
@@ -162,6 +171,33 @@ __device__ inline scoring scoring_of(const fattn_problem &problem, bool adjusted
     return s;
 }
 
+/* Keys that any of `count` rows keeps. Rows have the keys lo .. hi - 1 that they keep, none where there is no row. */
+template <class Row> __device__ inline fattn_interval span_of(const Row *rows, int count)
+{
+    long long lo = INT64_MAX, hi = 0;
+    for (int r = threadIdx.x % 32; r < count; r += 32)
+        if (rows[r].lo < rows[r].hi) {
+            lo = min(lo, (long long)rows[r].lo);
+            hi = max(hi, (long long)rows[r].hi);
+        }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        lo = min(lo, __shfl_xor_sync(0xffffffffu, lo, step));
+        hi = max(hi, __shfl_xor_sync(0xffffffffu, hi, step));
+    }
+    return {lo, hi};
+}
+
+/* Whether the rows of a warp, one of them each thread's, keep all keys of a tile of `keys` (2), some (1) or none (0). */
+template <class Row> __device__ inline int kept_of(const Row &row, bool there, long long key, int keys)
+{
+    const bool all = !there || (row.lo <= key && row.hi >= key + keys);
+    const bool some = row.lo < key + keys && row.hi > key;
+    if (!__any_sync(0xffffffffu, some))
+        return 0;
+    return __all_sync(0xffffffffu, all) ? 2 : 1;
+}
+
 /* The score of a row with a kept key in double and in log2 units, by a warp. */
 __device__ inline double score_alone(const fattn_problem &problem, const fattn_launch &at, const fattn_sequence &seq,
                                      const lane_place &lane, long long key)
@@ -169,8 +205,8 @@ __device__ inline double score_alone(const fattn_problem &problem, const fattn_l
     const fattn_desc &d = problem.desc;
     const int head_kv = (int)(lane.head / problem.group);
     const bool bytes = d.kv_dtype == FATTN_I8;
-    const void *q = fattn_query_row(&at.q, 2, &seq, lane.head, lane.row);
-    const void *k = fattn_key_row(&problem, &at, &at.k, bytes ? 1 : 2, &seq, head_kv, key);
+    const void *q = fattn_query_row(&at.q, fattn_dtype_size(d.dtype), &seq, lane.head, lane.row);
+    const void *k = fattn_key_row(&problem, &at, &at.k, fattn_dtype_size(d.kv_dtype), &seq, head_kv, key);
     double x = 0;
     for (long long c = threadIdx.x % 32; c < d.dim; c += 32)
         x += (double)load_number(q, d.dtype, c) * (double)load_number(k, d.kv_dtype, c);

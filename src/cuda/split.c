@@ -1,0 +1,213 @@
+/*
+ * The host side of the tensor-core kernels for f32: which problems, how much workspace, what is launched. split.cu,
+ * split_forward.cu and split_backward.cu have the kernels.
+ */
+#include "cuda/split.h"
+#include "cuda/cuda.h"
+#include "cuda/exact.h"
+
+/* For each size a function, then the one where scores are adjusted. */
+#define FORWARD(dim, m, keys, blocks, m_adjusted, keys_adjusted, blocks_adjusted)                                              \
+    {"split_forward_" #dim, SPLIT_FORWARD_SHARED(dim, m, keys)},                                                               \
+        {"split_forward_" #dim "_adjusted", SPLIT_FORWARD_SHARED(dim, m_adjusted, keys_adjusted)},
+#define BACKWARD(dim, m_keys, rows, m_rows, keys, blocks)                                                                      \
+    {"split_backward_" #dim, BACKWARD_SHARED(dim, m_keys, rows, m_rows, keys)},                                                \
+        {"split_backward_" #dim "_adjusted", BACKWARD_SHARED(dim, m_keys, rows, m_rows, keys)},
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+#define BACKWARD_SHARED(dim, m_keys, rows, m_rows, keys)                                                                       \
+    LARGER(SPLIT_BACKWARD_SHARED(dim, m_keys, rows), SPLIT_BACKWARD_SHARED(dim, m_rows, keys))
+
+static const cuda_function list_functions[] = {{"split_lists", 0}};
+static const cuda_function forward_functions[] = {SPLIT_FORWARD_SIZES(FORWARD)};
+static const cuda_function backward_functions[] = {SPLIT_BACKWARD_SIZES(BACKWARD)};
+
+extern const unsigned char fattn_cuda_bytes_split[], fattn_cuda_bytes_split_forward[], fattn_cuda_bytes_split_backward[];
+const cuda_image fattn_cuda_split_image = {fattn_cuda_bytes_split, list_functions, 1, 0};
+const cuda_image fattn_cuda_split_forward_image = {fattn_cuda_bytes_split_forward, forward_functions,
+                                                   sizeof forward_functions / sizeof *forward_functions, 0};
+const cuda_image fattn_cuda_split_backward_image = {fattn_cuda_bytes_split_backward, backward_functions,
+                                                    sizeof backward_functions / sizeof *backward_functions, 0};
+
+/* Numbers of a size: the dims it is for; rows of a unit, in forward by adjusted; keys of a unit that owns keys; rows of its
+ * tiles. */
+typedef struct split_size {
+    int64_t dim, rows[2], keys, tile;
+} split_size;
+
+#define FORWARD_SIZE(dim, m, keys, blocks, m_adjusted, keys_adjusted, blocks_adjusted)                                         \
+    {dim, {TENSOR_ROWS(m), TENSOR_ROWS(m_adjusted)}, 0, 0},
+#define BACKWARD_SIZE(dim, m_keys, tile_rows, m_rows, keys, blocks)                                                            \
+    {dim, {TENSOR_ROWS(m_rows), TENSOR_ROWS(m_rows)}, TENSOR_ROWS(m_keys), tile_rows},
+static const split_size forward_sizes[] = {SPLIT_FORWARD_SIZES(FORWARD_SIZE)};
+static const split_size backward_sizes[] = {SPLIT_BACKWARD_SIZES(BACKWARD_SIZE)};
+enum {
+    FORWARD_SIZES = sizeof forward_sizes / sizeof *forward_sizes,
+    BACKWARD_SIZES = sizeof backward_sizes / sizeof *backward_sizes
+};
+
+_Static_assert(2 * FORWARD_SIZES <= CUDA_FUNCTIONS_MOST && 2 * BACKWARD_SIZES <= CUDA_FUNCTIONS_MOST, "a context has room");
+_Static_assert(SPLIT_FORWARD_SHARED(256, 1, 16) <= 163 * 1024 && SPLIT_BACKWARD_SHARED(128, 1, 16) <= 163 * 1024,
+               "FATTN_CUDA_SHARED promises no more");
+
+/* The least size for the problem's dims. */
+static int size_of(const split_size *sizes, int count, const fattn_desc *d)
+{
+    const int64_t dim = d->dim > d->dim_v ? d->dim : d->dim_v;
+    int size = 0;
+    while (size < count - 1 && sizes[size].dim < dim)
+        size++;
+    return size;
+}
+
+static const split_size *forward_size(const fattn_desc *d)
+{
+    return &forward_sizes[size_of(forward_sizes, FORWARD_SIZES, d)];
+}
+
+static const split_size *backward_size(const fattn_desc *d)
+{
+    return &backward_sizes[size_of(backward_sizes, BACKWARD_SIZES, d)];
+}
+
+/* Whether scores or probabilities are more than products and powers. */
+static bool is_adjusted(const fattn_desc *d)
+{
+    return fattn_scores_change(d) || d->dropout != 0;
+}
+
+/* A list of `bytes` in a workspace, of which *used bytes are used; NULL: there is none yet. */
+static unsigned char *place(unsigned char *workspace, size_t *used, int64_t bytes)
+{
+    unsigned char *at = workspace ? workspace + *used : NULL;
+    *used += fattn_round_up((size_t)bytes, FATTN_ALIGNMENT);
+    return at;
+}
+
+/* Adds the blocks of a list: of `threads` threads for each of `heads` heads of each sequence. */
+static void add_blocks(const fattn_desc *d, split_call *call, int list, int64_t heads, int64_t threads)
+{
+    call->first[list + 1] = call->first[list] + cuda_blocks(cuda_tiles(threads, TENSOR_THREADS), cuda_blocks(heads, d->batch));
+}
+
+/* The lists of a call, their places in a workspace, and the blocks that make them. Returns the bytes of workspace. */
+static size_t plan(const fattn_problem *problem, const split_size *size, bool backward, unsigned char *workspace,
+                   split_call *call)
+{
+    const fattn_desc *d = &problem->desc;
+    const int64_t rows = fattn_rows_q(d) * d->heads_q;
+    size_t used = 0;
+    *call = (split_call){.dim = (int32_t)size->dim, .tile = (int32_t)size->tile};
+    for (int i = 0; i < SPLIT_TENSORS; i++) {
+        const bool keys = i == 1 || i == 2, there = backward || i < 3;
+        const int64_t count = keys ? fattn_rows_k(d) * d->heads_kv : rows, longest = keys ? d->seq_k : d->seq_q;
+        call->parts[i] = place(workspace, &used, there ? count * SPLIT_PITCH(size->dim) : 0);
+        add_blocks(d, call, i, keys ? d->heads_kv : d->heads_q, there ? longest * (size->dim / 8) : 0);
+    }
+    if (backward) {
+        call->lanes = place(workspace, &used, rows * SPLIT_LANE_BYTES);
+        call->spans = (split_span *)place(
+            workspace, &used, (SPLIT_SPANS(rows, size->tile, d->batch * d->heads_kv) + 1) * (int64_t)sizeof(split_span));
+        call->delta = (float *)place(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
+    }
+    add_blocks(d, call, SPLIT_TENSORS, d->heads_kv, backward ? problem->group * d->seq_q : 0);
+    call->tiles[0] = cuda_tiles(problem->group * d->seq_q, size->rows[is_adjusted(d)]);
+    call->tiles[1] = backward ? cuda_tiles(d->seq_k, size->keys) : 0;
+    call->rows_blocks = cuda_blocks(call->tiles[0], cuda_blocks(d->heads_kv, d->batch));
+    return used;
+}
+
+/* Blocks of the main kernel. */
+static int64_t blocks_of(const fattn_desc *d, const split_call *call)
+{
+    return call->rows_blocks + cuda_blocks(call->tiles[1], cuda_blocks(d->heads_kv, d->batch));
+}
+
+static size_t forward_workspace(const fattn_problem *problem)
+{
+    split_call call;
+    return plan(problem, forward_size(&problem->desc), false, NULL, &call);
+}
+
+static size_t backward_workspace(const fattn_problem *problem)
+{
+    split_call call;
+    return plan(problem, backward_size(&problem->desc), true, NULL, &call);
+}
+
+/* Makes the lists, and runs a function of an image on them. */
+static fattn_status run(const fattn_problem *problem, const fattn_launch *at, split_call *call, cuda_image_id image, int size)
+{
+    const fattn_desc *d = &problem->desc;
+    void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, call};
+    const fattn_status status =
+        cuda_launch(at, CUDA_IMAGE_SPLIT, 0, (cuda_shape){call->first[SPLIT_TENSORS + 1], TENSOR_THREADS}, arguments);
+    return status != FATTN_OK
+               ? status
+               : cuda_launch(at, image, 2 * size + is_adjusted(d), (cuda_shape){blocks_of(d, call), TENSOR_THREADS}, arguments);
+}
+
+static fattn_status forward(const fattn_problem *problem, const fattn_launch *at)
+{
+    const split_size *size = forward_size(&problem->desc);
+    split_call call;
+    plan(problem, size, false, at->workspace, &call);
+    return run(problem, at, &call, CUDA_IMAGE_SPLIT_FORWARD, (int)(size - forward_sizes));
+}
+
+static fattn_status backward(const fattn_problem *problem, const fattn_launch *at)
+{
+    const split_size *size = backward_size(&problem->desc);
+    split_call call;
+    plan(problem, size, true, at->workspace, &call);
+    const fattn_status status = run(problem, at, &call, CUDA_IMAGE_SPLIT_BACKWARD, (int)(size - backward_sizes));
+    return status != FATTN_OK ? status : cuda_exact_rest(problem, at, call.delta);
+}
+
+static bool too_large(const fattn_problem *problem, const split_size *size, bool backward)
+{
+    const fattn_desc *d = &problem->desc;
+    const int64_t most = INT64_C(1) << 40; /* rows, so that bytes of workspace can be counted */
+    split_call call;
+    if (fattn_rows_q(d) * d->heads_q > most || fattn_rows_k(d) * d->heads_kv > most)
+        return true;
+    plan(problem, size, backward, NULL, &call);
+    return call.first[SPLIT_TENSORS + 1] > CUDA_BLOCKS_MOST || blocks_of(d, &call) > CUDA_BLOCKS_MOST;
+}
+
+static const char *refuse(const fattn_problem *problem, int64_t dim_most, const char *too_wide)
+{
+    const fattn_desc *d = &problem->desc;
+    if (d->dtype != FATTN_F32)
+        return "takes f32 only";
+    return d->dim > dim_most || d->dim_v > dim_most ? too_wide : NULL;
+}
+
+static const char *refuse_forward(const fattn_problem *problem)
+{
+    const char *reason = refuse(problem, SPLIT_DIM_MOST, "takes dims up to 256");
+    return reason ? reason : cuda_too_large(too_large(problem, forward_size(&problem->desc), false));
+}
+
+static const char *refuse_backward(const fattn_problem *problem)
+{
+    const char *reason = refuse(problem, SPLIT_DIM_MOST_BACKWARD, "takes dims up to 128");
+    return reason ? reason
+                  : cuda_too_large(too_large(problem, backward_size(&problem->desc), true) || !cuda_exact_rest_fits(problem));
+}
+
+/* A number's three parts have all of its bits: nothing is rounded that plain loops would not round. */
+FATTN_KERNEL_TABLE(fattn_cuda_split,
+                   {.name = "cuda_split_forward_f32",
+                    .op = FATTN_OP_FORWARD,
+                    .device = FATTN_DEVICE_CUDA,
+                    .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED,
+                    .refuse = refuse_forward,
+                    .workspace = forward_workspace,
+                    .run = forward},
+                   {.name = "cuda_split_backward_f32",
+                    .op = FATTN_OP_BACKWARD,
+                    .device = FATTN_DEVICE_CUDA,
+                    .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED,
+                    .refuse = refuse_backward,
+                    .workspace = backward_workspace,
+                    .run = backward});

@@ -1,0 +1,65 @@
+/*
+ * What the kernels for f32 on tensor cores and their launches agree on.
+ *
+ * A number is the sum of three of bf16, its parts: 24 bits. Their products in float are those of parts, the six largest of
+ * nine. Q, K, V and dO are split once, into lists in the workspace: the rows of a key/value head's queries, or its keys, one
+ * behind the other, each SPLIT_PITCH bytes: the parts of its numbers, each padded to the kernel's dim, and 16 bytes more, so
+ * that eight rows of a tile in shared memory, which is a piece of such a list, lie in different banks. Backward also lists what
+ * rows bring along (grad_lane), and of each tile of rows the keys that it keeps.
+ */
+#ifndef FATTN_CUDA_SPLIT_H
+#define FATTN_CUDA_SPLIT_H
+
+#include "cuda/tensor.h"
+
+enum { SPLIT_PARTS = 3, SPLIT_DIM_MOST = 256, SPLIT_DIM_MOST_BACKWARD = 128, SPLIT_TENSORS = 4 };
+
+#define SPLIT_PITCH(dim) (2 * SPLIT_PARTS * (dim) + 16)
+
+/* The sizes of forward kernels: X(dims padded, then m-tiles of 16 rows per warp, keys of a tile and blocks per multiprocessor
+ * that registers are shared among; the same where scores are adjusted). Measured on an H200. */
+#define SPLIT_FORWARD_SIZES(X)                                                                                                 \
+    X(32, 1, 64, 3, 1, 32, 3)                                                                                                  \
+    X(64, 2, 32, 2, 1, 32, 3)                                                                                                  \
+    X(128, 1, 32, 2, 1, 32, 2)                                                                                                 \
+    X(256, 1, 16, 1, 1, 16, 1)
+
+/* Q, a tile of K and of V, places of rows. */
+#define SPLIT_FORWARD_SHARED(dim, m_tiles, keys) (TENSOR_ROWS(m_tiles) * (SPLIT_PITCH(dim) + 32) + 2 * (keys)*SPLIT_PITCH(dim))
+
+/* Likewise of backward kernels: X(dims padded, then of units that own keys m-tiles and rows of a tile, of those that own rows
+ * m-tiles and keys of a tile, and blocks). */
+#define SPLIT_BACKWARD_SIZES(X)                                                                                                \
+    X(32, 1, 32, 1, 32, 3)                                                                                                     \
+    X(64, 1, 32, 1, 32, 2)                                                                                                     \
+    X(128, 1, 16, 1, 16, 1)
+
+/* Two tensors of the unit's own rows, two tiles each of two others, what rows bring along, two tiles' or the unit's own, and
+ * which tiles meet a unit's keys. */
+#define SPLIT_BACKWARD_SHARED(dim, m_tiles, tile)                                                                              \
+    (2 * (TENSOR_ROWS(m_tiles) + 2 * (tile)) * SPLIT_PITCH(dim) + 32 +                                                         \
+     SPLIT_LANE_BYTES * (TENSOR_ROWS(m_tiles) > 2 * (tile) ? TENSOR_ROWS(m_tiles) : 2 * (tile)))
+
+/* Keys that a tile of rows keeps: rows that keep any lie in [lo, hi), and every row keeps [all_lo, all_hi). */
+typedef struct split_span {
+    int64_t lo, hi, all_lo, all_hi;
+} split_span;
+
+enum { SPLIT_LANE_BYTES = 40 }; /* of a grad_lane */
+
+/* Tile number 0 of list number i, of those of a sequence's key/value head, which begins at row `first` of all rows. */
+#define SPLIT_SPANS(first, tile, i) ((first) / (tile) + (i))
+
+/* Where the lists are, and which blocks make each. */
+typedef struct split_call {
+    int64_t tiles[2];                    /* of own rows (0) and own keys (1), of a unit's list */
+    unsigned char *parts[SPLIT_TENSORS]; /* q, k, v, dout */
+    unsigned char *lanes;                /* of rows */
+    split_span *spans;                   /* of tiles of rows */
+    float *delta;                        /* D, in the order of lse */
+    int64_t first[SPLIT_TENSORS + 2];    /* the first block of each list; lanes are the last */
+    int64_t rows_blocks;                 /* of backward: those that own rows come first */
+    int32_t dim, tile;                   /* padded; rows of a tile, at most 32 */
+} split_call;
+
+#endif

@@ -1,0 +1,403 @@
+/*
+ * Backward for f32 on tensor cores, every number as three of bf16 (split.h). One launch of two kinds of units, which own what
+ * they write, so that nothing is added in memory: units of keys own dK and dV, units of rows own dQ. Both compute S and dP.
+ */
+#include "cuda/split.cuh"
+#include "cuda/tensor_gradient.cuh"
+
+/* The sizes of a kernel: dims padded, m-tiles of own rows or keys per warp, rows or keys of a tile of the other side. */
+template <int dim_, int m_tiles_, int tile_> struct sizes {
+    static constexpr int dim = dim_, m_tiles = m_tiles_, tile = tile_;
+    static constexpr int own = TENSOR_ROWS(m_tiles), pitch = SPLIT_PITCH(dim);
+    static constexpr int own_bytes = own * pitch, tile_bytes = tile * pitch;
+};
+
+struct unit {
+    const fattn_problem *problem;
+    const fattn_launch *at;
+    const float *delta;
+    fattn_sequence seq;
+    long long first;
+    int head_kv;
+    unsigned char *own[2], *tile[2]; /* K and V, or Q and dO, of the unit; two tiles each of the other side's */
+    grad_lane *lane;
+};
+
+__device__ __forceinline__ grad_problem grad_of(const unit &u)
+{
+    return {u.problem, u.at, &u.seq, u.delta, FATTN_F32};
+}
+
+/* Index among the unit's own rows, or keys, and among the tile's, of element e of m-tile m and n-tile n. */
+template <int m_tiles = 1> __device__ __forceinline__ int own_of(int e, int m = 0)
+{
+    return (threadIdx.x / 32 * m_tiles + m) * 16 + threadIdx.x % 32 / 4 + e / 2 * 8;
+}
+
+__device__ __forceinline__ int other_of(int n, int e)
+{
+    return 8 * n + threadIdx.x % 4 * 2 + e % 2;
+}
+
+/* Units of one kind: (sequence, key/value head, tile), tiles fastest. */
+template <class S>
+__device__ inline void unit_begin(unit *u, const fattn_problem &problem, const fattn_launch &at, const split_call &call,
+                                  long long index, long long tiles)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    u->problem = &problem;
+    u->at = &at;
+    u->delta = call.delta;
+    u->first = index % tiles * S::own;
+    index /= tiles;
+    u->head_kv = (int)(index % problem.desc.heads_kv);
+    u->seq = fattn_sequence_of(&problem, &at, index / problem.desc.heads_kv);
+    u->own[0] = shared;
+    u->own[1] = u->own[0] + S::own_bytes;
+    u->tile[0] = u->own[1] + S::own_bytes;
+    u->tile[1] = u->tile[0] + 2 * S::tile_bytes;
+    u->lane = (grad_lane *)(u->tile[1] + 2 * S::tile_bytes);
+}
+
+/* The unit's sequence and head in the lists: rows in those of Q and dO, keys in those of K and V. */
+struct lists {
+    const unsigned char *q, *k, *v, *dout, *lanes;
+    const split_span *spans;
+    long long rows, keys; /* how many there are */
+};
+
+template <class S> __device__ inline lists lists_of(const unit &u, const split_call &call)
+{
+    const long long row = split_queries(*u.problem, *u.at, u.seq, u.head_kv);
+    const long long key = split_keys(*u.problem, *u.at, u.seq, u.head_kv);
+    return {call.parts[0] + row * S::pitch,
+            call.parts[1] + key * S::pitch,
+            call.parts[2] + key * S::pitch,
+            call.parts[3] + row * S::pitch,
+            call.lanes + row * SPLIT_LANE_BYTES,
+            call.spans + SPLIT_SPANS(row, S::tile, u.seq.b * u.problem->desc.heads_kv + u.head_kv),
+            u.problem->group * u.seq.seq_q,
+            u.seq.seq_k};
+}
+
+/* Rows first .. of two lists of `count` rows. */
+template <int rows, int pitch>
+__device__ __forceinline__ void load_two(unsigned char *to, unsigned char *to_other, const unsigned char *list,
+                                         const unsigned char *other, long long first, long long count)
+{
+    split_load<rows, pitch>(to, list + first * pitch, count - first);
+    split_load<rows, pitch>(to_other, other + first * pitch, count - first);
+}
+
+/* gradient of each of a warp's products; of element e of (m, n) lane_at has the row, and key_at the key, counted from `first`.
+ */
+template <class S, bool adjusted, class Lane, class Key>
+__device__ __forceinline__ void gradients(const unit &u, const scoring &how, bool whole, long long first,
+                                          float s[S::m_tiles][S::tile / 8][4], float dp[S::m_tiles][S::tile / 8][4],
+                                          Lane lane_at, Key key_at)
+{
+    const auto all = [&](auto kept) {
+#pragma unroll
+        for (int m = 0; m < S::m_tiles; m++)
+#pragma unroll
+            for (int n = 0; n < S::tile / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const grad_lane &lane = lane_at(m, n, e);
+                    const int key = key_at(m, n, e);
+                    const bool keep = kept(lane, key);
+                    /* A bias is there for keys that are kept; what else is dropped afterwards, which takes no branches. */
+                    gradient<adjusted>(grad_of(u), how, lane, first + key, !adjusted || keep, &s[m][n][e], &dp[m][n][e]);
+                    s[m][n][e] = keep ? s[m][n][e] : 0.0f;
+                    dp[m][n][e] = keep ? dp[m][n][e] : 0.0f;
+                }
+    };
+    if (whole) /* most tiles: no comparisons */
+        all([](const grad_lane &, int) { return true; });
+    else
+        all([&](const grad_lane &lane, int key) {
+            const int lo = (int)min(max(lane.place.lo - first, 0LL), (long long)INT32_MAX);
+            const int hi = (int)min(max(lane.place.hi - first, 0LL), (long long)INT32_MAX);
+            return key >= lo && key < hi;
+        });
+}
+
+/* -------------------------------------------------------------------------------------------------------------- keys */
+
+/* Of 32 tiles per warp from number 128 window on, which keep some of the unit's keys, and which keep all; in shared memory. */
+struct tile_window {
+    uint32_t some[TENSOR_WARPS], all[TENSOR_WARPS];
+};
+
+static_assert(sizeof(tile_window) == 32, "SPLIT_BACKWARD_SHARED counts on it");
+
+template <class S> __device__ inline void set_window(const unit &u, const lists &at, tile_window *window, long long first)
+{
+    const long long tile = first + threadIdx.x;
+    bool some = false, all = false;
+    if (tile * S::tile < at.rows) {
+        const split_span span = at.spans[tile];
+        some = span.lo < u.first + S::own && span.hi > u.first;
+        all = span.all_lo <= u.first && span.all_hi >= u.first + S::own;
+    }
+    const uint32_t some_of = __ballot_sync(0xffffffffu, some), all_of = __ballot_sync(0xffffffffu, all);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        window->some[threadIdx.x / 32] = some_of;
+        window->all[threadIdx.x / 32] = all_of;
+    }
+    __syncthreads();
+}
+
+/* The next tile from number `tile` on that keeps some of the unit's keys, or the number of tiles. *whole: it keeps all. */
+template <class S>
+__device__ inline long long next_tile(const unit &u, const lists &at, tile_window *window, long long tile, bool *whole)
+{
+    const long long tiles = (at.rows + S::tile - 1) / S::tile;
+    while (tile < tiles) {
+        const int place = (int)(tile % THREADS);
+        if (place == 0)
+            set_window<S>(u, at, window, tile);
+        const uint32_t some = window->some[place / 32] >> place % 32;
+        if (some) {
+            const int skip = __ffs(some) - 1;
+            *whole = window->all[place / 32] >> (place % 32 + skip) & 1;
+            return tile + skip;
+        }
+        tile += 32 - place % 32;
+    }
+    return tiles;
+}
+
+template <class S> __device__ __forceinline__ void load_row_tile(const unit &u, const lists &at, int stage, long long tile)
+{
+    const long long first = tile * S::tile;
+    const uint32_t to = ptx_shared_address(u.lane + stage * S::tile);
+    load_two<S::tile, S::pitch>(u.tile[0] + stage * S::tile_bytes, u.tile[1] + stage * S::tile_bytes, at.q, at.dout, first,
+                                at.rows);
+    for (int i = threadIdx.x * 8; i < S::tile * SPLIT_LANE_BYTES; i += THREADS * 8) {
+        const bool there = first * SPLIT_LANE_BYTES + i < at.rows * SPLIT_LANE_BYTES;
+        ptx_cp_async_8(to + i, at.lanes + (there ? first * SPLIT_LANE_BYTES + i : 0), there);
+    }
+}
+
+/* Whether the thread's part of half of the rows, elements 2 half and 2 half + 1, is finite. */
+template <int tiles> __device__ __forceinline__ bool finite_half(const float sum[tiles][4], int half)
+{
+    bool finite = true;
+#pragma unroll
+    for (int n = 0; n < tiles; n++)
+        finite = finite && sum[n][2 * half] - sum[n][2 * half] == 0 && sum[n][2 * half + 1] - sum[n][2 * half + 1] == 0;
+    return finite;
+}
+
+template <int tiles>
+__device__ __forceinline__ void store_half(const float sum[tiles][4], int half, float by, void *row, int32_t dtype,
+                                           long long column, long long count)
+{
+#pragma unroll
+    for (int n = 0; n < tiles; n++)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; e++)
+            if (column + other_of(n, e) < count)
+                store_number(row, dtype, column + other_of(n, e), sum[n][e] * by);
+}
+
+/* Writes dK and dV of the unit's keys. */
+template <class S>
+__device__ inline void finish_keys(const unit &u, const float dk[S::m_tiles][S::dim / 8][4],
+                                   const float dv[S::m_tiles][S::dim / 8][4])
+{
+    const fattn_desc &d = u.problem->desc;
+#pragma unroll
+    for (int m = 0; m < S::m_tiles; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const long long key = u.first + own_of<S::m_tiles>(2 * half, m);
+            const bool there = key < u.seq.seq_k;
+            const bool finite = finite_half<S::dim / 8>(dk[m], half) && finite_half<S::dim / 8>(dv[m], half);
+            if (there) {
+                store_half<S::dim / 8>(dk[m], half, (float)d.scale,
+                                       fattn_key_row(u.problem, u.at, &u.at->dk, 4, &u.seq, u.head_kv, key), FATTN_F32, 0,
+                                       d.dim);
+                store_half<S::dim / 8>(dv[m], half, 1.0f, fattn_key_row(u.problem, u.at, &u.at->dv, 4, &u.seq, u.head_kv, key),
+                                       FATTN_F32, 0, d.dim_v);
+            }
+            __syncwarp();
+            const unsigned wrong = __ballot_sync(0xffffffffu, !finite && there);
+            for (int g = 0; g < 8; g++)
+                if (wrong >> (4 * g) & 15)
+                    key_alone<S::dim>(u.problem, u.at, u.delta, u.seq.b, 0, u.head_kv,
+                                      u.first + (threadIdx.x / 32 * S::m_tiles + m) * 16 + g + 8 * half);
+        }
+}
+
+template <class S, bool adjusted>
+__device__ inline void keys(const fattn_problem &problem, const fattn_launch &launch, const split_call &call, long long index)
+{
+    unit u;
+    unit_begin<S>(&u, problem, launch, call, index, call.tiles[1]);
+    if (u.first >= u.seq.seq_k)
+        return;
+    const scoring how = scoring_of(problem, adjusted);
+    const lists at = lists_of<S>(u, call);
+    tile_window *window = (tile_window *)(u.lane + 2 * S::tile);
+    float dk[S::m_tiles][S::dim / 8][4] = {}, dv[S::m_tiles][S::dim / 8][4] = {};
+    bool whole, next_whole;
+    int stage = 0;
+    load_two<S::own, S::pitch>(u.own[0], u.own[1], at.k, at.v, u.first, at.keys);
+    long long tile = next_tile<S>(u, at, window, 0, &whole);
+    if (tile * S::tile < at.rows)
+        load_row_tile<S>(u, at, 0, tile);
+    ptx_cp_async_commit();
+    if (problem.desc.scale < 0) {
+        ptx_cp_async_wait<0>();
+        __syncthreads();
+        flip_signs(u.own[0], S::own_bytes);
+    }
+    while (tile * S::tile < at.rows) {
+        ptx_cp_async_wait<0>();
+        __syncthreads();
+        const long long next = next_tile<S>(u, at, window, tile + 1, &next_whole);
+        if (next * S::tile < at.rows)
+            load_row_tile<S>(u, at, stage ^ 1, next);
+        ptx_cp_async_commit();
+        const grad_lane *lane = u.lane + stage * S::tile;
+        const unsigned char *q = u.tile[0] + stage * S::tile_bytes, *dout = u.tile[1] + stage * S::tile_bytes;
+        float s[S::m_tiles][S::tile / 8][4], dp[S::m_tiles][S::tile / 8][4];
+        split_product<S::dim, S::m_tiles, S::tile>(u.own[0], q, s);
+        split_product<S::dim, S::m_tiles, S::tile>(u.own[1], dout, dp);
+        gradients<S, adjusted>(
+            u, how, whole, u.first, s, dp, [&](int, int n, int e) -> const grad_lane & { return lane[other_of(n, e)]; },
+            [&](int m, int, int e) { return own_of<S::m_tiles>(e, m); });
+        split_add<S::dim, S::m_tiles, S::tile>(s, dout, dv);
+        split_add<S::dim, S::m_tiles, S::tile>(dp, q, dk);
+        tile = next;
+        whole = next_whole;
+        stage ^= 1;
+    }
+    ptx_cp_async_wait<0>(); /* of a unit whose keys nobody keeps */
+    finish_keys<S>(u, dk, dv);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- queries */
+
+/* Keys that any of the unit's rows keeps. */
+template <class S> __device__ inline fattn_interval span_of(const unit &u)
+{
+    long long lo = INT64_MAX, hi = 0;
+    for (int r = threadIdx.x % 32; r < S::own; r += 32)
+        if (u.lane[r].place.lo < u.lane[r].place.hi) {
+            lo = min(lo, u.lane[r].place.lo);
+            hi = max(hi, u.lane[r].place.hi);
+        }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        lo = min(lo, __shfl_xor_sync(0xffffffffu, lo, step));
+        hi = max(hi, __shfl_xor_sync(0xffffffffu, hi, step));
+    }
+    return {lo, hi};
+}
+
+/* Whether the warp's rows keep none (0), some (1) or all (2) of a tile's keys. */
+template <class S> __device__ inline int kept_of(const unit &u, long long key)
+{
+    const lane_place &place = u.lane[threadIdx.x / 32 * 16 * S::m_tiles + threadIdx.x % (16 * S::m_tiles)].place;
+    const bool all = place.row < 0 || (place.lo <= key && place.hi >= key + S::tile);
+    const bool some = place.lo < key + S::tile && place.hi > key;
+    if (!__any_sync(0xffffffffu, some))
+        return 0;
+    return __all_sync(0xffffffffu, all) ? 2 : 1;
+}
+
+/* Writes dQ of the unit's rows. */
+template <class S> __device__ inline void finish_queries(const unit &u, const float dq[S::m_tiles][S::dim / 8][4])
+{
+    const fattn_desc &d = u.problem->desc;
+#pragma unroll
+    for (int m = 0; m < S::m_tiles; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const lane_place place = u.lane[own_of<S::m_tiles>(2 * half, m)].place;
+            if (place.row >= 0)
+                store_half<S::dim / 8>(dq[m], half, (float)d.scale,
+                                       fattn_query_row(&u.at->dq, 4, &u.seq, place.head, place.row), FATTN_F32, 0, d.dim);
+            __syncwarp();
+            const unsigned wrong = __ballot_sync(0xffffffffu, !finite_half<S::dim / 8>(dq[m], half) && place.row >= 0);
+            for (int g = 0; g < 8; g++)
+                if (wrong >> (4 * g) & 15) {
+                    const lane_place bad = u.lane[(threadIdx.x / 32 * S::m_tiles + m) * 16 + g + 8 * half].place;
+                    query_alone<S::dim>(u.problem, u.at, u.delta, u.seq.b, 0, bad.head, bad.row);
+                }
+        }
+}
+
+template <class S, bool adjusted>
+__device__ inline void queries(const fattn_problem &problem, const fattn_launch &launch, const split_call &call,
+                               long long index)
+{
+    unit u;
+    unit_begin<S>(&u, problem, launch, call, index, call.tiles[0]);
+    u.first = (call.tiles[0] - 1) * S::own - u.first; /* the last rows first: with a causal mask they take longest */
+    if (u.first >= problem.group * u.seq.seq_q)
+        return;
+    const scoring how = scoring_of(problem, adjusted);
+    const lists at = lists_of<S>(u, call);
+    float dq[S::m_tiles][S::dim / 8][4] = {};
+    for (int r = threadIdx.x; r < S::own; r += THREADS)
+        u.lane[r] = lane_of(grad_of(u), u.head_kv, u.first + r);
+    __syncthreads();
+    const fattn_interval span = span_of<S>(u);
+    const long long start = span.lo / S::tile * S::tile;
+    load_two<S::own, S::pitch>(u.own[0], u.own[1], at.q, at.dout, u.first, at.rows);
+    if (start < span.hi)
+        load_two<S::tile, S::pitch>(u.tile[0], u.tile[1], at.k, at.v, start, at.keys);
+    ptx_cp_async_commit();
+    if (problem.desc.scale < 0) {
+        ptx_cp_async_wait<0>();
+        __syncthreads();
+        flip_signs(u.own[0], S::own_bytes);
+    }
+    int stage = 0;
+    for (long long key = start; key < span.hi; key += S::tile, stage ^= 1) {
+        const unsigned char *k = u.tile[0] + stage * S::tile_bytes, *v = u.tile[1] + stage * S::tile_bytes;
+        ptx_cp_async_wait<0>();
+        __syncthreads();
+        if (key + S::tile < span.hi)
+            load_two<S::tile, S::pitch>(u.tile[0] + (stage ^ 1) * S::tile_bytes, u.tile[1] + (stage ^ 1) * S::tile_bytes, at.k,
+                                        at.v, key + S::tile, at.keys);
+        ptx_cp_async_commit();
+        const int kept = kept_of<S>(u, key);
+        if (kept == 0)
+            continue;
+        float s[S::m_tiles][S::tile / 8][4], dp[S::m_tiles][S::tile / 8][4];
+        split_product<S::dim, S::m_tiles, S::tile>(u.own[0], k, s);
+        split_product<S::dim, S::m_tiles, S::tile>(u.own[1], v, dp);
+        gradients<S, adjusted>(
+            u, how, kept == 2, key, s, dp,
+            [&](int m, int, int e) -> const grad_lane & { return u.lane[own_of<S::m_tiles>(e, m)]; },
+            [&](int, int n, int e) { return other_of(n, e); });
+        split_add<S::dim, S::m_tiles, S::tile>(dp, k, dq);
+    }
+    ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
+    finish_queries<S>(u, dq);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- kernels */
+
+#define BACKWARD(name, adjusted, blocks, dim, m_keys, rows, m_rows, keys_of_tile)                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                              \
+        name(const __grid_constant__ fattn_problem problem, const __grid_constant__ fattn_launch at,                           \
+             const __grid_constant__ split_call call)                                                                          \
+    {                                                                                                                          \
+        if (blockIdx.x < call.rows_blocks)                                                                                     \
+            queries<sizes<dim, m_rows, keys_of_tile>, adjusted>(problem, at, call, blockIdx.x);                                \
+        else                                                                                                                   \
+            keys<sizes<dim, m_keys, rows>, adjusted>(problem, at, call, blockIdx.x - call.rows_blocks);                        \
+    }
+
+#define BACKWARDS(dim, m_keys, rows, m_rows, keys, blocks)                                                                     \
+    BACKWARD(split_backward_##dim, false, blocks, dim, m_keys, rows, m_rows, keys)                                             \
+    BACKWARD(split_backward_##dim##_adjusted, true, blocks, dim, m_keys, rows, m_rows, keys)
+
+SPLIT_BACKWARD_SIZES(BACKWARDS)
