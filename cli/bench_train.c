@@ -169,7 +169,7 @@ static bool check(const bench_train_options *o)
             cli_error("--head-dim: %lld does not divide --hidden, %lld", (long long)o->dims.item[i], (long long)o->hidden);
             return false;
         }
-    return true;
+    return train_place_check(o->device, o->dtype);
 }
 
 static int run(const bench_train_options *o)
@@ -212,7 +212,7 @@ int bench_train(int argc, char **argv)
         {"head-dim", "N,...", OPTION_INTS, &o.dims, .low = 2, .high = 512, .help = "width of a head; they fill --hidden"},
         {"seq", "N,...", OPTION_INTS, &o.seqs, .low = 1, .high = 1 << 20, .help = "tokens in a window"},
         {"tokens", "N", OPTION_INT, &o.tokens, .low = 1, .high = 1 << 24, .help = "in a step; a window at least"},
-        {"threads", "N", OPTION_INT, &o.threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"threads", "N", OPTION_INT, &o.threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"seconds", "X", OPTION_DOUBLE, &o.seconds, .low = 0.001, .high = 1e6, .help = "per figure; three steps at least"},
         {"json", NULL, OPTION_FLAG, &o.json, .help = "JSON lines"},
         {0}};

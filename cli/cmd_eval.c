@@ -43,7 +43,7 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
         {"batch", "N", OPTION_INT, &c->batch, .low = 1, .high = 1e6, .help = "windows at a time"},
         {"seq", "N", OPTION_INT, &c->seq, .high = 1 << 24, .help = "tokens in a window; 0: as the model was trained"},
         {"max-tokens", "N", OPTION_INT, &c->max_tokens, .high = 9e15, .help = "stop after so many; 0: all"},
-        {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"device", "WHERE", OPTION_WORD, &c->device, .words = train_devices, .help = "where to compute: cpu or cuda"},
         {"dtype", "TYPE", OPTION_WORD, &c->dtype, .words = train_types,
          .help = "of activations and products; bf16 on a GPU only"},
@@ -65,8 +65,8 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
             cli_error("--attention: %s", train_error());
             return CLI_WRONG;
         }
-    *go_on = true;
-    return CLI_OK;
+    *go_on = train_place_check(c->device, c->dtype);
+    return *go_on ? CLI_OK : CLI_WRONG;
 }
 
 /* A whole number of the run's configuration. */

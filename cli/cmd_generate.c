@@ -55,7 +55,7 @@ static const option_spec *make_table(generate_command *c, option_spec table[20])
         {"seed", "N", OPTION_INT, &c->seed, .high = 9e15, .help = "of the choice"},
         {"attention", "HOW", OPTION_TEXT, &c->attention, .help = "composed, flash, block:N or window:W"},
         {"ids", NULL, OPTION_FLAG, &c->ids, .help = "print the token ids instead of the text"},
-        {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"threads", "N", OPTION_INT, &c->threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"device", "WHERE", OPTION_WORD, &c->device, .words = train_devices, .help = "where to compute: cpu or cuda"},
         {"dtype", "TYPE", OPTION_WORD, &c->dtype, .words = train_types,
          .help = "of activations and products; bf16 on a GPU only"},
@@ -108,7 +108,7 @@ static bool check_options(generate_command *c, const option_set *set)
     }
     if (c->stop)
         unescape(c->stop, &c->stop_text);
-    return true;
+    return train_place_check(c->device, c->dtype);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- prompt */

@@ -9,20 +9,24 @@
 
 const char *const train_devices[] = {"cpu", "cuda", NULL}, *const train_types[] = {"f32", "bf16", NULL};
 
+bool train_place_check(int place, int type)
+{
+    if (place || !type)
+        return true;
+    cli_error("--dtype: bf16: the CPU computes in f32 only (--device cuda has bf16)");
+    return false;
+}
+
 int train_place_open(runtime *r, int place, int type, int64_t threads)
 {
     const runtime_options options = {.threads = (int)threads,
                                      .device = place ? FATTN_DEVICE_CUDA : FATTN_DEVICE_CPU,
                                      .type = type ? NUMBER_BF16 : NUMBER_F32};
-    if (options.type == NUMBER_BF16 && options.device == FATTN_DEVICE_CPU) {
-        cli_error("--dtype: bf16: the CPU computes in f32 only (--device cuda has bf16)");
-        return CLI_WRONG;
-    }
     if (runtime_open(r, &options))
         return CLI_OK;
     if (place)
         cli_error("--device: cuda: %s", train_error());
     else
         cli_error("%s", train_error());
-    return CLI_FAILED;
+    return train_exit_code();
 }

@@ -61,7 +61,7 @@ static void make_table(train_settings *s)
         {"device", "WHERE", OPTION_WORD, &s->device, .words = train_devices, .help = "where to train: cpu or cuda"},
         {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = train_types,
          .help = "of activations and products; bf16 on a GPU only"},
-        {"threads", "N", OPTION_INT, &s->threads, .high = 1024, .help = "0: as many as the process may use"},
+        {"threads", "N", OPTION_INT, &s->threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"steps", "N", OPTION_INT, &s->steps, .low = 1, .high = 1e12, .help = "updates"},
         {"batch", "N", OPTION_INT, &s->batch, .low = 1, .high = 1e6, .help = "windows in a micro-batch"},
         {"seq", "N", OPTION_INT, &s->seq, .low = 1, .high = 1 << 24, .help = "tokens in a window"},
@@ -227,7 +227,7 @@ static bool check_settled(const train_settings *s)
         cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
         return false;
     }
-    return true;
+    return train_place_check(s->device, s->dtype);
 }
 
 static bool layers(train_settings *s, const train_settings *said, bool preset_given, int argc, char **argv, int *status)

@@ -21,16 +21,19 @@ static void open_cublas(void)
         GPU_CUBLAS_CALLS(GPU_CUBLAS_SYMBOL)
 #undef GPU_CUBLAS_SYMBOL
     };
-    void *library = NULL;
-    for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
-        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        snprintf(absent, sizeof absent, "there is no cuBLAS (%s or %s) here", names[0], names[1]);
-        return;
+    snprintf(absent, sizeof absent, "there is no cuBLAS (%s or %s) here", names[0], names[1]);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        const char *missing = library ? gpu_symbols_find(library, symbols, sizeof symbols / sizeof *symbols) : "";
+        if (!missing) {
+            absent[0] = '\0';
+            return;
+        }
+        if (library) {
+            snprintf(absent, sizeof absent, "%s is too old: it has no %s", names[i], missing);
+            dlclose(library);
+        }
     }
-    const char *missing = gpu_symbols_find(library, symbols, sizeof symbols / sizeof *symbols);
-    if (missing)
-        snprintf(absent, sizeof absent, "cuBLAS is too old: it has no %s", missing);
 }
 
 static void open_once(void)

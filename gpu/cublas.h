@@ -25,7 +25,6 @@
     X(cublasSetWorkspace)                                                                                                      \
     X(cublasSetMathMode)                                                                                                       \
     X(cublasGemmEx_64)                                                                                                         \
-    X(cublasGemmStridedBatchedEx_64)                                                                                           \
     X(cublasLtCreate)                                                                                                          \
     X(cublasLtDestroy)                                                                                                         \
     X(cublasLtMatmul)                                                                                                          \

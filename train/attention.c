@@ -63,11 +63,6 @@ static key_block block_at(const attention *a, int64_t first_key)
     return b;
 }
 
-static bool refused(void)
-{
-    return train_fail("attention library: %s", fattn_last_error());
-}
-
 /* One block's out and lse, which lie in the workspace before the library's own. */
 static size_t partial_out_floats(const attention *a)
 {
@@ -89,7 +84,7 @@ bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
     *bytes = 0;
     if (a->path.kind != ATTENTION_BLOCK) {
         fattn_desc d = describe(a);
-        return fattn_workspace_size(a->context, &d, op, bytes) == FATTN_OK || refused();
+        return runtime_library_did(fattn_workspace_size(a->context, &d, op, bytes));
     }
     if (op == FATTN_OP_BACKWARD)
         return train_fail("attention by blocks has no backward: train with composed or flash");
@@ -98,8 +93,8 @@ bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
     for (int64_t key = 0; key < a->seq_k; key += a->path.size) {
         key_block b = block_at(a, key);
         size_t need;
-        if (fattn_workspace_size(a->context, &b.desc, op, &need) != FATTN_OK)
-            return refused();
+        if (!runtime_library_did(fattn_workspace_size(a->context, &b.desc, op, &need)))
+            return false;
         *bytes = need > *bytes ? need : *bytes;
     }
     *bytes += partial_bytes(a);
@@ -143,7 +138,7 @@ static bool run_block(const attention *a, const key_block *b, attention_rows q, 
                                .workspace = workspace,
                                .workspace_size = bytes,
                                .stream = a->device->stream};
-    return fattn_forward(a->context, &b->desc, &args) == FATTN_OK || refused();
+    return runtime_library_did(fattn_forward(a->context, &b->desc, &args));
 }
 
 /* The first block concerns every query, so it goes straight to out; the others are merged into it. */
@@ -184,7 +179,7 @@ bool attention_forward(const attention *a, attention_rows q, attention_rows k, a
                                .workspace = workspace,
                                .workspace_size = bytes,
                                .stream = a->device->stream};
-    return fattn_forward(a->context, &d, &args) == FATTN_OK || refused();
+    return runtime_library_did(fattn_forward(a->context, &d, &args));
 }
 
 bool attention_backward(const attention *a, attention_rows q, attention_rows k, attention_rows v, attention_rows out,
@@ -205,5 +200,5 @@ bool attention_backward(const attention *a, attention_rows q, attention_rows k, 
                                 .workspace = workspace,
                                 .workspace_size = bytes,
                                 .stream = a->device->stream};
-    return fattn_backward(a->context, &d, &args) == FATTN_OK || refused();
+    return runtime_library_did(fattn_backward(a->context, &d, &args));
 }

@@ -315,7 +315,8 @@ static bool load_moments(const char *folder, const checkpoint_state *state, cons
     return loaded;
 }
 
-bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state, optimizer *o)
+/* Fills in the device's arrays by way of the host. */
+static bool stage_moments(const char *folder, const checkpoint_state *state, optimizer *o)
 {
     device *d = o->target->device;
     const size_t count = (size_t)o->target->size, bytes = count * sizeof(float);
@@ -324,7 +325,13 @@ bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser's %zu bytes", 2 * bytes);
     bool loaded = load_moments(folder, state, o->target, both, both + count) && d->run->put(d, o->m, both, bytes) &&
                   d->run->put(d, o->v, both + count, bytes);
-    o->step = state->step;
     free(both);
     return loaded;
+}
+
+bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state, optimizer *o)
+{
+    o->step = state->step;
+    return o->target->device->kind == FATTN_DEVICE_CPU ? load_moments(folder, state, o->target, o->m, o->v)
+                                                       : stage_moments(folder, state, o);
 }

@@ -7,7 +7,7 @@
 
 void device_close(device *d)
 {
-    if (d && d->kind != FATTN_DEVICE_CPU)
+    if (d)
         d->run->close(d);
 }
 

@@ -59,12 +59,10 @@ typedef struct device_table {
 struct device {
     const device_table *run;
     fattn_device kind; /* for contexts of the attention library */
-    int32_t index;
-    void *stream;     /* for its calls */
-    int chunks;       /* parts that sums over rows are cut into */
-    size_t own_bytes; /* memory that the device itself needs, for products */
-    const char *name; /* "NVIDIA H200"; NULL for the CPU */
-    bool has_bf16;    /* the type NUMBER_BF16 */
+    void *stream;      /* for its calls */
+    int chunks;        /* parts that sums over rows are cut into */
+    size_t own_bytes;  /* memory that the device itself needs, for products */
+    const char *name;  /* "NVIDIA H200"; NULL for the CPU */
 };
 
 /* The processor; always there, never closed. */

@@ -85,7 +85,8 @@ static void next_batch(trainer *t)
     data_reader_next(&t->reader, t->options->batch, t->tokens, t->targets);
 }
 
-/* One update. False if loss or gradient is not finite: then model and optimizer are what they were. */
+/* One update. False if loss or gradient is not finite: then model and optimizer are what they were; or, with
+ * TRAIN_ERROR_WORK, if the device failed. */
 static bool update(trainer *t, train_report *report)
 {
     const int64_t parts = t->options->accumulate;
@@ -200,7 +201,7 @@ static train_result run_steps(trainer *t)
     while (t->o->step < options->schedule.steps && !stopped) {
         train_report report = {0};
         if (!update(t, &report))
-            return TRAIN_DIVERGED;
+            return train_error_kind() == TRAIN_ERROR_WORK ? TRAIN_FAILED : TRAIN_DIVERGED;
         saved = false;
         if (due(t, options->eval_every, true) && !measure(t, &report))
             return TRAIN_FAILED;

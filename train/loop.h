@@ -47,7 +47,7 @@ typedef enum train_result {
     TRAIN_STOPPED,  /* by options->stop; a checkpoint was saved if there is a folder for it */
     TRAIN_DIVERGED, /* loss or gradient is not finite; the checkpoint is the last one from before */
     TRAIN_REFUSED,  /* options or data make no sense together; train_error() says how */
-    TRAIN_FAILED    /* likewise: no memory, no room on the disk */
+    TRAIN_FAILED    /* likewise: no memory, no room on the disk, a GPU that failed */
 } train_result;
 
 /* Trains from step o->step at `position` to schedule.steps. The model, its optimizer and *position hold the final state. */

@@ -30,7 +30,7 @@ bool model_config_check(const model_config *c)
     const int64_t large = 1 << 24;
     if (!check_range("vocab", c->vocab, 1, large) || !check_range("hidden", c->hidden, 1, large) ||
         !check_range("layers", c->layers, 0, 4096) || !check_range("heads", c->heads, 1, 4096) ||
-        !check_range("heads_kv", c->heads_kv, 1, c->heads) || !check_range("head_dim", c->head_dim, 2, 512) ||
+        !check_range("heads_kv", c->heads_kv, 1, c->heads) || !check_range("head_dim", c->head_dim, 2, HEAD_DIM_MAX) ||
         !check_range("ffn", c->ffn, 1, large) || !check_range("max_seq", c->max_seq, 1, large))
         return false;
     if (c->heads % c->heads_kv)
@@ -312,8 +312,10 @@ static bool move(model *m, device *to)
         m->device->run->release(m->device, *parts[i].numbers);
         *parts[i].numbers = parts[i].there;
     }
-    if (good)
+    if (good) {
         m->device = to;
+        connect(m);
+    }
     return good;
 }
 
@@ -325,8 +327,8 @@ bool model_place(model *m, const runtime *r)
         m->rounded = zeroed(m->device, (size_t)m->size * number_bytes(NUMBER_BF16));
         if (!m->rounded)
             return false;
+        connect(m);
     }
-    connect(m);
     return model_round(m);
 }
 

@@ -77,6 +77,8 @@ typedef struct rmsnorm_call {
 } rmsnorm_call;
 
 /* layers/qknorm_rope.c */
+enum { HEAD_DIM_MAX = 512 };
+
 typedef struct qknorm_rope_call {
     int64_t rows, heads, dim;
     int64_t seq, first;         /* row r is at position first + r % seq */

@@ -33,7 +33,8 @@ typedef struct optimizer {
 optimizer *optimizer_create(model *m, const optimizer_options *options);
 void optimizer_free(optimizer *o);
 /* One update from the gradients in the model, which it leaves as they are; *norm: the norm of all of them, summed in double in
- * a fixed order. Waits. Returns false and changes nothing if the norm is not finite. */
+ * a fixed order. Waits. Returns false and changes nothing if the norm is not finite; false, with *norm as it was, if the
+ * device failed. */
 bool optimizer_update(optimizer *o, double lr, double *norm);
 size_t optimizer_bytes(const optimizer *o);
 

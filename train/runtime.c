@@ -1,6 +1,7 @@
 /* Threads and contexts: see runtime.h. */
 #include "runtime.h"
 #include "error.h"
+#include <assert.h>
 #include <omp.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -115,6 +116,13 @@ static bool processor_fits(void)
 
 /* ------------------------------------------------------------------------------------------------------------ the runtime */
 
+bool runtime_library_did(fattn_status status)
+{
+    const bool given = status == FATTN_ERROR_ARGUMENT || status == FATTN_ERROR_UNSUPPORTED;
+    return status == FATTN_OK ||
+           train_fail_as(given ? TRAIN_ERROR_GIVEN : TRAIN_ERROR_WORK, "attention library: %s", fattn_last_error());
+}
+
 static fattn_context *make_context(const runtime_options *o, const char *kernel)
 {
     const bool cpu = o->device == FATTN_DEVICE_CPU;
@@ -125,8 +133,7 @@ static fattn_context *make_context(const runtime_options *o, const char *kernel)
                                      .device = o->device,
                                      .device_index = o->index};
     fattn_context *context;
-    if (fattn_context_create(&options, &context) != FATTN_OK)
-        train_fail("attention library: %s", fattn_last_error());
+    runtime_library_did(fattn_context_create(&options, &context));
     return context;
 }
 
@@ -176,21 +183,17 @@ static int set_threads(int threads)
 
 static bool open_device(runtime *r, const runtime_options *o)
 {
+    assert(o->type == NUMBER_F32 || o->device != FATTN_DEVICE_CPU);
     r->device = o->device == FATTN_DEVICE_CPU ? device_cpu() : device_open_cuda(o->index);
-    if (!r->device)
-        return false;
-    if (o->type == NUMBER_BF16 && !r->device->has_bf16)
-        return train_fail("bf16 runs on a GPU only: there are no products of it on this device");
     r->type = o->type;
-    return true;
+    return r->device != NULL;
 }
 
 static bool open_contexts(runtime *r, const runtime_options *o, int *threads)
 {
     fattn_context_info info = {.struct_size = sizeof info};
-    r->composed_name = composed_kernel(o);
     r->flash = make_context(o, NULL);
-    r->composed = make_context(o, r->composed_name);
+    r->composed = make_context(o, composed_kernel(o));
     if (!r->flash || !r->composed || fattn_context_query(r->flash, &info) != FATTN_OK)
         return false;
     *threads = o->device == FATTN_DEVICE_CPU ? info.threads : 1;

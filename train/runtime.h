@@ -24,7 +24,6 @@ typedef struct runtime {
     fattn_context *flash; /* kernels chosen by the library */
     fattn_context
         *composed; /* the baseline: the kernel `composed` of the device; on the CPU `ref` if the library was built without it */
-    const char *composed_name;
     struct sleepers *sleepers; /* the threads that exist only to be counted; NULL: none */
 } runtime;
 
@@ -32,11 +31,15 @@ typedef struct runtime_options {
     int threads; /* 0: as many as the process may use; OMP_THREAD_LIMIT can make it fewer, OMP_NUM_THREADS does not count */
     fattn_device device; /* FATTN_DEVICE_CPU or FATTN_DEVICE_CUDA */
     int32_t index;       /* which GPU */
-    number_type type;
+    number_type type;    /* NUMBER_BF16 on a GPU only */
 } runtime_options;
 
 /* False, with train_error() set, if it cannot be. */
 bool runtime_open(runtime *r, const runtime_options *options);
 void runtime_close(runtime *r);
+
+/* What a call of the attention library came to: true for FATTN_OK, else false, with train_error() set. The kind is
+ * TRAIN_ERROR_GIVEN if the call makes no sense or cannot be done, TRAIN_ERROR_WORK if memory or a GPU failed. */
+bool runtime_library_did(fattn_status status);
 
 #endif

@@ -66,7 +66,7 @@
  *              struct that is larger than the library's own is accepted only if the tail it does not know is zero.
  *   Errors     every call that can fail returns a status, and fattn_last_error() then says what was wrong, mostly a field
  *              and the two values that disagree. The library never prints, aborts or exits. After an error no tensor was
- *              written.
+ *              written, unless a GPU's driver or library failed (FATTN_ERROR_SYSTEM) when a part was on its way.
  *   Memory     calls allocate nothing but, the first time, the threads of the built-in pool; only the kernels `composed` and
  *              `cuda_composed` are different, as their matrix product libraries may allocate, cuBLAS the first time. Ask
  *              fattn_workspace_size(), pass that many bytes. The workspace holds nothing between calls; calls that run at the
@@ -77,8 +77,8 @@
  *   Determinism  results are the same bits for any number of threads and in every run with the same kernel, unless the
  *              descriptor says FATTN_UNORDERED, and a sequence's results do not depend on the other sequences of its batch; on
  *              x86 and aarch64 also whatever the caller's rounding mode is. Which kernel runs depends on the descriptor alone,
- *              seq_q included: force one (fattn_context_options.kernel) where batches of different seq_q must agree bit for
- *              bit. A NaN in one row may change how other rows are rounded.
+ *              seq_q included, and on a GPU batch and seq_k too: force one (fattn_context_options.kernel) where batches of
+ *              different sizes must agree bit for bit. A NaN in one row may change how other rows are rounded.
  */
 #ifndef FATTN_FATTN_H
 #define FATTN_FATTN_H

@@ -15,8 +15,8 @@ extern const fattn_kernel_table fattn_cpu_neon_f32, fattn_cpu_neon_f64;
 #endif
 extern const fattn_kernel_table fattn_cpu_generic_f32, fattn_cpu_generic_f64;
 #ifdef FATTN_HAVE_CUDA
-extern const fattn_kernel_table fattn_cuda_decode, fattn_cuda_hopper, fattn_cuda_tensor, fattn_cuda_split, fattn_cuda_exact,
-    fattn_cuda_composed;
+extern const fattn_kernel_table fattn_cuda_hopper, fattn_cuda_hopper_backward, fattn_cuda_decode, fattn_cuda_tensor,
+    fattn_cuda_split, fattn_cuda_exact, fattn_cuda_composed;
 #endif
 #ifdef FATTN_WITH_ONEDNN
 extern const fattn_kernel_table fattn_composed;
@@ -26,6 +26,7 @@ extern const fattn_kernel_table fattn_ref;
 static const fattn_kernel_table *const tables[] = {
 #ifdef FATTN_HAVE_CUDA
     &fattn_cuda_hopper,
+    &fattn_cuda_hopper_backward,
     &fattn_cuda_decode,
     &fattn_cuda_tensor,
     &fattn_cuda_split,

@@ -17,8 +17,7 @@ static const cuda_function functions[CALLS_FUNCTIONS] = {[CALLS_MERGE] = {"calls
                                                          [CALLS_APPEND] = {"calls_append", 0},
                                                          [CALLS_LOOK] = {"calls_look", 0}};
 
-extern const unsigned char fattn_cuda_bytes_calls[];
-const cuda_image fattn_cuda_calls_image = {fattn_cuda_bytes_calls, functions, CALLS_FUNCTIONS, 0};
+CUDA_IMAGE_DEFINE(calls, functions, 0);
 
 /* A warp for each row, as far as a grid goes: warps then take several. */
 static cuda_shape shape_of(int64_t rows)

@@ -31,8 +31,7 @@ static const cuda_function functions[FUNCTIONS] = {{"composed_softmax_warp", 0},
                                                    {"composed_gradient_block", 0}, {"composed_gradient_block_adjusted", 0},
                                                    {"composed_copy_rows", 0},      {"composed_look_at", 0}};
 
-extern const unsigned char fattn_cuda_bytes_composed[];
-const cuda_image fattn_cuda_composed_image = {fattn_cuda_bytes_composed, functions, FUNCTIONS};
+CUDA_IMAGE_DEFINE(composed, functions, 0);
 
 /* ------------------------------------------------------------------------------------------------------------ workspace */
 

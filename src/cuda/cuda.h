@@ -26,6 +26,13 @@ typedef struct cuda_image {
     uint32_t needs; /* FATTN_CUDA_... bits: on a GPU that lacks one it is not loaded */
 } cuda_image;
 
+/* Defines what an image is, in the file of its launches; functions: the array of its kernels. */
+#define CUDA_IMAGE_DEFINE(name, functions, bits)                                                                               \
+    extern const unsigned char fattn_cuda_bytes_##name[];                                                                      \
+    _Static_assert(sizeof(functions) / sizeof *(functions) <= CUDA_FUNCTIONS_MOST, "a context has room for them");             \
+    const cuda_image fattn_cuda_##name##_image = {fattn_cuda_bytes_##name, functions, sizeof(functions) / sizeof *(functions), \
+                                                  bits}
+
 /* Every image: X(name in CUDA_IMAGE_..., name of its .cu file). */
 #define CUDA_IMAGE_LIST(X)                                                                                                     \
     X(EXACT, exact)                                                                                                            \
@@ -37,6 +44,8 @@ typedef struct cuda_image {
     X(SPLIT_BACKWARD, split_backward)                                                                                          \
     X(DECODE, decode)                                                                                                          \
     X(HOPPER_FORWARD, hopper_forward)                                                                                          \
+    X(HOPPER_BACKWARD, hopper_backward)                                                                                        \
+    X(HOPPER_PASSES, hopper_passes)                                                                                            \
     X(CALLS, calls)                                                                                                            \
     X(COMPOSED, composed)
 

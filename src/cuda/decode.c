@@ -15,8 +15,7 @@
 static const cuda_function functions[] = {DECODE_SIZES(FUNCTIONS){"decode_join_128", 0}, {"decode_join_512", 0}};
 enum { FUNCTIONS_OF_SIZE = 6, JOIN = FUNCTIONS_OF_SIZE * DECODE_SIZES_COUNT };
 
-extern const unsigned char fattn_cuda_bytes_decode[];
-const cuda_image fattn_cuda_decode_image = {fattn_cuda_bytes_decode, functions, sizeof functions / sizeof *functions, 0};
+CUDA_IMAGE_DEFINE(decode, functions, 0);
 
 #define FITS(size, dim, width, keys, stages, keys_of_bytes, stages_of_bytes)                                                   \
     _Static_assert(DECODE_SHARED(dim, width, keys, stages, 2, DECODE_WARPS) <= 163 * 1024 &&                                   \
@@ -98,10 +97,13 @@ static fattn_status decode(const fattn_problem *problem, const fattn_launch *at)
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, &call};
     fattn_status status =
         cuda_launch_early(at, CUDA_IMAGE_DECODE, function, (cuda_shape){units, DECODE_THREADS}, shared, arguments);
-    if (status == FATTN_OK)
-        status = cuda_launch_early(at, CUDA_IMAGE_DECODE, JOIN + (d->dim_v > 128), (cuda_shape){joins, DECODE_JOIN_THREADS}, 0,
-                                   arguments);
-    return status;
+    const int join = JOIN + (d->dim_v > 128);
+    const cuda_shape shape = {joins, DECODE_JOIN_THREADS};
+    if (status != FATTN_OK)
+        return status;
+    /* It reads lists before it waits, and so may begin early only behind the other, which has waited for who wrote them. */
+    return units > 0 ? cuda_launch_early(at, CUDA_IMAGE_DECODE, join, shape, 0, arguments)
+                     : cuda_launch(at, CUDA_IMAGE_DECODE, join, shape, arguments);
 }
 
 /* Rows in whole tiles, of all key/value heads of all sequences. */

@@ -28,8 +28,7 @@ static const cuda_function functions[EXACT_FUNCTIONS] = {{"exact_forward_f32", E
                                                          {"exact_sinks_f32", 0},
                                                          {"exact_sinks_f64", 0}};
 
-extern const unsigned char fattn_cuda_bytes_exact[];
-const cuda_image fattn_cuda_exact_image = {fattn_cuda_bytes_exact, functions, EXACT_FUNCTIONS, 0};
+CUDA_IMAGE_DEFINE(exact, functions, 0);
 
 static int64_t widths_of(int64_t columns)
 {

@@ -2,7 +2,7 @@
  * Hopper's kernels' host side: which problems, and what is launched. hopper_forward.cu has the kernels.
  *
  * TMA wants rows at multiples of 16 bytes and strides above 0. What a descriptor says of that, `refuse` looks at; views are
- * known at a call only, and those that TMA cannot express go to the portable kernel, which rounds the same numbers.
+ * known at a call only, and those that TMA cannot express the same kernel loads and stores with ordinary instructions.
  */
 #include "cuda/hopper.h"
 #include "cuda/cuda.h"
@@ -14,9 +14,7 @@
         {"hopper_forward_bf16_" #size, HOPPER_FORWARD_SHARED(dim, warpgroups, keys, tiles, stages)},
 static const cuda_function functions[] = {HOPPER_FORWARD_SIZES(FORWARD)};
 
-extern const unsigned char fattn_cuda_bytes_hopper_forward[];
-const cuda_image fattn_cuda_hopper_forward_image = {fattn_cuda_bytes_hopper_forward, functions,
-                                                    sizeof functions / sizeof *functions, FATTN_CUDA_SM90};
+CUDA_IMAGE_DEFINE(hopper_forward, functions, FATTN_CUDA_SM90);
 
 /* Numbers of a size: the dims it is for, warpgroups, keys of a tile. */
 typedef struct forward_size {
@@ -124,7 +122,7 @@ static const char *refuse(const fattn_problem *problem, int32_t dtype)
     if (fattn_rows_k(d) == 0 || d->seq_k == 0)
         return "takes no problem without keys";
     if (fattn_rows_q(d) > ROWS_MOST / problem->group || fattn_rows_k(d) > ROWS_MOST || d->seq_q > ROWS_MOST / problem->group)
-        return "takes no problem of 2^31 rows";
+        return "takes no problem of 2^31 rows times grouped heads";
     return refuse_options(d) ? refuse_options(d) : cuda_too_large(call_of(problem, &call) > CUDA_BLOCKS_MOST);
 }
 

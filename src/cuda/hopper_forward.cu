@@ -13,7 +13,7 @@
  * long as all keys of a step are kept: P in bf16 and sums in float have exponents to spare, so that neither a maximum nor a
  * correction is needed. A warp whose sums pass HIGH computes its scores again, by mma.sync, and takes the true maximum.
  *
- * A row whose result is not finite, or whose scores are FAR from 0, is computed again by itself (alone.cuh).
+ * A row whose result is not finite, or whose scores are FAR_FROM_0, is computed again by itself (alone.cuh).
  */
 #include "cuda/hopper_end.cuh"
 #include "cuda/hopper_load.cuh"

@@ -71,11 +71,6 @@ __device__ __forceinline__ bool ptx_bar_or(int barrier, int threads, bool yes)
 
 /* ----------------------------------------------------------------------------------------------------------------- TMA */
 
-__device__ __forceinline__ void ptx_prefetch_tensormap(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /* The box at these coordinates, the first that of the dimension without a stride, into shared memory; its bytes count for the
  * barrier's phase, also those outside the tensor, which are zeros. */
 __device__ __forceinline__ void ptx_tma_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int c0, int c1, int c2,
@@ -129,6 +124,26 @@ template <int groups> __device__ __forceinline__ void ptx_bulk_wait_read(void)
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
 }
 
+/* `bytes` in a row, from global to shared memory; addresses and bytes are multiples of 16. */
+__device__ __forceinline__ void ptx_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* Likewise back: what was there is replaced, or floats are added to it. */
+__device__ __forceinline__ void ptx_bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void ptx_bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+
 /* Between this thread's own stores to shared memory and TMA or wgmma that read it, after a barrier if other threads start them.
  */
 __device__ __forceinline__ void ptx_fence_proxy_async(void)
@@ -144,6 +159,33 @@ __device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, const uint32_t
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3])
                  : "memory");
+}
+
+__device__ __forceinline__ void ptx_stmatrix_x4_trans(uint32_t address, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------------- global memory */
+
+__device__ __forceinline__ int ptx_load_acquire(const int *from)
+{
+    int x;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void ptx_store_release(int *to, int x)
+{
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+/* Between ptx_bulk_... and other accesses of the same global memory, on either side of what orders them. */
+__device__ __forceinline__ void ptx_fence_proxy_async_global(void)
+{
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 /* ----------------------------------------------------------------------------------------------------------- registers */
@@ -246,18 +288,9 @@ __device__ __forceinline__ uint64_t ptx_wgmma_further(uint64_t descriptor, int b
     WGMMA(n, __nv_bfloat16, "bf16", __VA_ARGS__)                                                                               \
     WGMMA(n, __half, "f16", __VA_ARGS__)
 
-WGMMAS(16, WGMMA_R0, (WGMMA_D8(0)), 8, 9, 10, 11, 12, 13, 14)
-WGMMAS(32, WGMMA_R1, (WGMMA_D8(0), WGMMA_D8(1)), 16, 17, 18, 19, 20, 21, 22)
-WGMMAS(48, WGMMA_R2, (WGMMA_D8(0), WGMMA_D8(1), WGMMA_D8(2)), 24, 25, 26, 27, 28, 29, 30)
 WGMMAS(64, WGMMA_R3, (WGMMA_D32(0)), 32, 33, 34, 35, 36, 37, 38)
 WGMMAS(80, WGMMA_R4, (WGMMA_D32(0), WGMMA_D8(4)), 40, 41, 42, 43, 44, 45, 46)
-WGMMAS(96, WGMMA_R5, (WGMMA_D32(0), WGMMA_D8(4), WGMMA_D8(5)), 48, 49, 50, 51, 52, 53, 54)
-WGMMAS(112, WGMMA_R6, (WGMMA_D32(0), WGMMA_D8(4), WGMMA_D8(5), WGMMA_D8(6)), 56, 57, 58, 59, 60, 61, 62)
 WGMMAS(128, WGMMA_R7, (WGMMA_D32(0), WGMMA_D32(1)), 64, 65, 66, 67, 68, 69, 70)
-WGMMAS(144, WGMMA_R8, (WGMMA_D32(0), WGMMA_D32(1), WGMMA_D8(8)), 72, 73, 74, 75, 76, 77, 78)
-WGMMAS(160, WGMMA_R9, (WGMMA_D32(0), WGMMA_D32(1), WGMMA_D8(8), WGMMA_D8(9)), 80, 81, 82, 83, 84, 85, 86)
-WGMMAS(176, WGMMA_R10, (WGMMA_D32(0), WGMMA_D32(1), WGMMA_D8(8), WGMMA_D8(9), WGMMA_D8(10)), 88, 89, 90, 91, 92, 93, 94)
-WGMMAS(192, WGMMA_R11, (WGMMA_D32(0), WGMMA_D32(1), WGMMA_D32(2)), 96, 97, 98, 99, 100, 101, 102)
 WGMMAS(256, WGMMA_R15, (WGMMA_D32(0), WGMMA_D32(1), WGMMA_D32(2), WGMMA_D32(3)), 128, 129, 130, 131, 132, 133, 134)
 
 #endif

@@ -21,12 +21,9 @@ static const cuda_function list_functions[] = {{"split_lists", 0}};
 static const cuda_function forward_functions[] = {SPLIT_FORWARD_SIZES(FORWARD)};
 static const cuda_function backward_functions[] = {SPLIT_BACKWARD_SIZES(BACKWARD)};
 
-extern const unsigned char fattn_cuda_bytes_split[], fattn_cuda_bytes_split_forward[], fattn_cuda_bytes_split_backward[];
-const cuda_image fattn_cuda_split_image = {fattn_cuda_bytes_split, list_functions, 1, 0};
-const cuda_image fattn_cuda_split_forward_image = {fattn_cuda_bytes_split_forward, forward_functions,
-                                                   sizeof forward_functions / sizeof *forward_functions, 0};
-const cuda_image fattn_cuda_split_backward_image = {fattn_cuda_bytes_split_backward, backward_functions,
-                                                    sizeof backward_functions / sizeof *backward_functions, 0};
+CUDA_IMAGE_DEFINE(split, list_functions, 0);
+CUDA_IMAGE_DEFINE(split_forward, forward_functions, 0);
+CUDA_IMAGE_DEFINE(split_backward, backward_functions, 0);
 
 /* Numbers of a size: the dims it is for; rows of a unit, in forward by adjusted; keys of a unit that owns keys; rows of its
  * tiles. */
@@ -45,7 +42,6 @@ enum {
     BACKWARD_SIZES = sizeof backward_sizes / sizeof *backward_sizes
 };
 
-_Static_assert(2 * FORWARD_SIZES <= CUDA_FUNCTIONS_MOST && 2 * BACKWARD_SIZES <= CUDA_FUNCTIONS_MOST, "a context has room");
 _Static_assert(SPLIT_FORWARD_SHARED(256, 1, 16) <= 163 * 1024 && SPLIT_BACKWARD_SHARED(128, 1, 16) <= 163 * 1024,
                "FATTN_CUDA_SHARED promises no more");
 

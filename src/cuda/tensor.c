@@ -25,21 +25,14 @@ static const cuda_function bf16_functions[] = {{"tensor_gradients_begin", 0},
                                                TENSOR_GRAD_SIZES_BF16(GRADIENTS) TENSOR_GRAD_SIZES_BF16(UNORDERED)};
 enum { GRADIENTS_BEGIN = 0, GRADIENTS_FIRST = 1, UNORDERED_FIRST = 1 + 2 * TENSOR_GRAD_SIZES };
 
-_Static_assert(sizeof forward_functions / sizeof *forward_functions <= CUDA_FUNCTIONS_MOST &&
-                   sizeof bf16_functions / sizeof *bf16_functions <= CUDA_FUNCTIONS_MOST,
-               "a context has room for them");
 _Static_assert(TENSOR_FORWARD_SHARED(256, 256, 1, 64) <= 163 * 1024 && TENSOR_FORWARD_SHARED(512, 256, 1, 32) <= 163 * 1024 &&
-                   TENSOR_GRAD_SHARED(128, 2, 64, 2, 2) <= 163 * 1024 && TENSOR_GRAD_SHARED(256, 4, 64, 1, 2) <= 163 * 1024,
+                   TENSOR_GRAD_SHARED(128, 2, 64, 2, 2) <= 163 * 1024 && TENSOR_GRAD_SHARED(256, 4, 64, 1, 2) <= 163 * 1024 &&
+                   TENSOR_GRAD_SHARED(64, 2, 128, 2, 1) <= 163 * 1024,
                "FATTN_CUDA_SHARED promises no more");
 
-extern const unsigned char fattn_cuda_bytes_tensor_forward[], fattn_cuda_bytes_tensor_backward_f16[],
-    fattn_cuda_bytes_tensor_backward_bf16[];
-const cuda_image fattn_cuda_tensor_forward_image = {fattn_cuda_bytes_tensor_forward, forward_functions,
-                                                    sizeof forward_functions / sizeof *forward_functions, 0};
-const cuda_image fattn_cuda_tensor_backward_f16_image = {fattn_cuda_bytes_tensor_backward_f16, f16_functions,
-                                                         sizeof f16_functions / sizeof *f16_functions, 0};
-const cuda_image fattn_cuda_tensor_backward_bf16_image = {fattn_cuda_bytes_tensor_backward_bf16, bf16_functions,
-                                                          sizeof bf16_functions / sizeof *bf16_functions, 0};
+CUDA_IMAGE_DEFINE(tensor_forward, forward_functions, 0);
+CUDA_IMAGE_DEFINE(tensor_backward_f16, f16_functions, 0);
+CUDA_IMAGE_DEFINE(tensor_backward_bf16, bf16_functions, 0);
 
 /* Numbers of a size: the dims it is for, rows of a forward unit (by adjusted), columns of results of a unit. */
 typedef struct forward_size {

@@ -159,7 +159,7 @@ __device__ inline fattn_interval keep_alone(const fattn_launch &at, const fattn_
     return lse == -INFINITY ? fattn_interval{0, 0} : fattn_mask_row(&seq.mask, row);
 }
 
-/* dQ of one row, `width` columns from `column` on. Takes copies, as row_alone of forward. */
+/* dQ of one row, `width` columns from `column` on. Takes copies, as row_apart of forward. */
 template <int width>
 __device__ __noinline__ void query_alone(const fattn_problem *problem, const fattn_launch *at, const float *delta, long long b,
                                          long long column, int head, long long row)

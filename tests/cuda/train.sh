@@ -1,6 +1,6 @@
 #!/bin/sh
 # The program's trainer on a GPU: the losses of 20 steps against the CPU's, resuming on either device, eval and generate.
-# One test, skipped where no GPU can be used.
+# One test, skipped where there is no CUDA driver, no GPU or no cuBLAS.
 #
 #   sh tests/cuda/train.sh build/release/cli/fattn
 set -u
@@ -13,12 +13,18 @@ run() { "$fattn" "$@" 2>"$dir/err" || complain "$*: $(cat "$dir/err")"; }
 train() { run train --batch 2 --seq 128 --eval-every 0 --sample-every 0 --lr 3e-4 --world-lines 2000 "$@"; }
 
 if ! "$fattn" train --device cuda --steps 1 --batch 1 --eval-every 0 --sample-every 0 2>"$dir/err"; then
-  case $(cat "$dir/err") in
-    *'--device: cuda:'*)
-      echo "skipped: $(tail -1 "$dir/err")"
+  reason=$(tail -1 "$dir/err")
+  case ${reason#*--device: cuda: } in
+    'there is no CUDA driver (libcuda.so.1) here' | 'the CUDA driver sees no GPU' | \
+      'the CUDA driver does not start: CUDA_ERROR_NO_DEVICE: '* | \
+      'there is no cuBLAS (libcublas.so.13 or libcublas.so.12) here')
+      echo "skipped: $reason"
       echo '0 passed, 0 failed, 1 skipped'
       exit 0 ;;
   esac
+  complain "one step on the GPU: $(cat "$dir/err")"
+  echo '0 passed, 1 failed, 0 skipped'
+  exit 1
 fi
 
 for attention in composed flash; do

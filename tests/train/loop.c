@@ -4,6 +4,7 @@
 #include "train/loop.h"
 #include "folder.h"
 #include "support.h"
+#include "train/error.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include <math.h>
@@ -199,6 +200,38 @@ static void test_divergence(void **state)
     folder_remove(folder);
 }
 
+static bool fail_to_work(device *d, const update_call *c)
+{
+    (void)d, (void)c;
+    return train_fail_as(TRAIN_ERROR_WORK, "the device failed");
+}
+
+/* A device that fails in an update is no divergence. */
+static void test_failing_device(void **state)
+{
+    (void)state;
+    history h = {0};
+    const train_options options = options_of(&h, "flash", NULL);
+    const optimizer_options adam = optimizer_defaults();
+    data_position position = {0, 0};
+    runtime r = *test_runtime();
+    device_table table = *r.device->run;
+    device failing = *r.device;
+    table.grad_norm = fail_to_work;
+    failing.run = &table;
+    r.device = &failing;
+    dataset *d = small_world();
+    model *m = model_create(&shape, 1);
+    require(m && model_place(m, &r));
+    optimizer *o = optimizer_create(m, &adam);
+    assert_int_equal(train_run(m, o, &r, d, &position, &options), TRAIN_FAILED);
+    assert_string_equal(train_error(), "the device failed");
+    assert_int_equal(h.count, 0);
+    optimizer_free(o);
+    model_free(m);
+    data_close(d);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -304,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_resume_with_other_switches),
         cmocka_unit_test(test_save_every),
         cmocka_unit_test(test_divergence),
+        cmocka_unit_test(test_failing_device),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_overfit),
         cmocka_unit_test(test_evaluate),

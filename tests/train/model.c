@@ -311,6 +311,34 @@ static void refusals(void **state)
     model_free(m);
 }
 
+static int allocations_left;
+
+static void *allocate_some(device *d, size_t bytes)
+{
+    (void)d;
+    return allocations_left-- > 0 ? device_cpu()->run->allocate(device_cpu(), bytes) : NULL;
+}
+
+/* A device with room for the parameters and rotations, but not for parameters in bf16: the model has moved, whole. */
+static void place_without_room(void **state)
+{
+    (void)state;
+    runtime r = *test_runtime();
+    device_table table = *r.device->run;
+    device narrow = *r.device;
+    table.allocate = allocate_some;
+    narrow.run = &table;
+    r.device = &narrow;
+    r.type = NUMBER_BF16;
+    allocations_left = 3;
+    model *m = random_model(&small, 13);
+    assert_false(model_place(m, &r));
+    assert_ptr_equal(m->device, &narrow);
+    assert_ptr_equal(m->parameters[0].data, m->data);
+    assert_ptr_equal(m->embed.data, m->data);
+    model_free(m);
+}
+
 /* ------------------------------------------------------------------------------------------------------------- decoder */
 
 /* Feeds the sequence in pieces and compares the logits after each piece with the full forward's row. */
@@ -355,9 +383,10 @@ static void decode_is_forward(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_composed),    cmocka_unit_test(golden_flash), cmocka_unit_test(differences),
-        cmocka_unit_test(flash_is_composed),  cmocka_unit_test(same_bits),    cmocka_unit_test(gradients_add_up),
-        cmocka_unit_test(blocks_and_windows), cmocka_unit_test(refusals),     cmocka_unit_test(decode_is_forward)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(golden_composed),    cmocka_unit_test(golden_flash),
+                                       cmocka_unit_test(differences),        cmocka_unit_test(flash_is_composed),
+                                       cmocka_unit_test(same_bits),          cmocka_unit_test(gradients_add_up),
+                                       cmocka_unit_test(blocks_and_windows), cmocka_unit_test(refusals),
+                                       cmocka_unit_test(place_without_room), cmocka_unit_test(decode_is_forward)};
     return cmocka_run_group_tests_name("model", tests, NULL, NULL);
 }

@@ -8,8 +8,6 @@
 #include "train/cpu/chunks.h"
 #include "train/cpu/cpu.h"
 
-enum { MAX_DIM = 512 };
-
 static float head_forward(float *restrict out, const float *restrict x, const float *restrict w, const float *restrict cosine,
                           const float *restrict sine, int64_t dim, float eps)
 {
@@ -52,7 +50,7 @@ static void head_backward(float *restrict dx, float *restrict dw, const float *r
                           int64_t dim, bool accumulate)
 {
     int64_t half = dim / 2;
-    float g1[MAX_DIM / 2], g2[MAX_DIM / 2], dot = 0.0f;
+    float g1[HEAD_DIM_MAX / 2], g2[HEAD_DIM_MAX / 2], dot = 0.0f;
     const float *w2 = w + half, *x2 = x + half;
     float *dw2 = dw + half, *dx2 = dx + half;
 #pragma omp simd

@@ -376,12 +376,10 @@ device *device_open_cuda(int32_t index)
     }
     c->base = (device){.run = &table,
                        .kind = FATTN_DEVICE_CUDA,
-                       .index = index,
                        .stream = gpu_stream(c->gpu),
                        .chunks = CUDA_CHUNKS,
                        .own_bytes = PRODUCT_WORKSPACE,
-                       .name = c->info.name,
-                       .has_bf16 = true};
+                       .name = c->info.name};
     if (load_kernels(c) && open_products(c))
         return &c->base;
     close_device(&c->base);

@@ -241,7 +241,7 @@ KERNEL add_chunks(float *total, const float *partial, int64_t cols)
  * A team of lanes has a head: `team` of them, a power of two, so that small heads fill a warp too. Lane `at` of it holds pairs
  * (i, i + dim/2), V at a time: i = V (at + team p) + 0 .. V-1 for p = 0, 1, ..
  */
-constexpr int MAX_DIM = 512, HELD_PAIRS = MAX_DIM / 2 / WARP;
+constexpr int HELD_PAIRS = HEAD_DIM_MAX / 2 / WARP;
 
 template <int V> struct lanes {
     static constexpr int P = V == 4 ? 2 : HELD_PAIRS; /* groups of V pairs that a lane holds at most */
@@ -435,7 +435,7 @@ template <int V, typename T> __device__ inline void qknorm_rope_backward_of(cons
 
 template <typename T> __device__ inline void qknorm_rope_backward(const qknorm_rope_call &c)
 {
-    __shared__ float parts[WARPS * MAX_DIM]; /* teams times dim: never more than with whole warps as teams */
+    __shared__ float parts[WARPS * HEAD_DIM_MAX]; /* teams times dim: never more than with whole warps as teams */
     if (heads_in_fours<T>(c))
         qknorm_rope_backward_of<4, T>(c, parts);
     else

@@ -13,8 +13,6 @@
 #include "train/layers/layers.h"
 #include <assert.h>
 
-enum { MAX_DIM = 512 };
-
 typedef struct qknorm_rope {
     const parameter *weight;
     rotation rotate;
@@ -60,7 +58,7 @@ static bool backward(node *n)
 
 tensor *layer_qknorm_rope(tape *t, tensor *x, const parameter *weight, const rotation *r, double eps)
 {
-    assert(x->cols == r->heads * r->dim && r->dim <= MAX_DIM);
+    assert(x->cols == r->heads * r->dim && r->dim <= HEAD_DIM_MAX);
     node *n = tape_node(t, "qknorm_rope", sizeof(qknorm_rope));
     qknorm_rope *l = n->state;
     l->weight = weight;
