@@ -111,6 +111,14 @@ static inline bool cuda_adjusts(const fattn_desc *d)
     return fattn_scores_change(d) || d->dropout != 0 || d->kv_dtype == FATTN_I8;
 }
 
+/* The next `bytes` of a workspace, which may be NULL: then only *used counts. */
+static inline void *cuda_place(unsigned char *workspace, size_t *used, int64_t bytes)
+{
+    unsigned char *at = workspace ? workspace + *used : NULL;
+    *used += fattn_round_up((size_t)bytes, FATTN_ALIGNMENT);
+    return at;
+}
+
 /* Launches kernel number `function` of an image on the call's stream. arguments: addresses of its parameters. Nothing to do if
  * there are no blocks. */
 fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, void **arguments);

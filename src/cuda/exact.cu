@@ -458,64 +458,24 @@ __device__ inline void exact_sinks(const fattn_problem &problem, const fattn_lau
 /* ------------------------------------------------------------------------------------------------------------- kernels */
 
 #define PROBLEM const __grid_constant__ fattn_problem problem, const __grid_constant__ fattn_launch at
-#define KERNEL  extern "C" __global__ void __launch_bounds__(THREADS)
 
-KERNEL exact_forward_f32(PROBLEM, long long tiles, long long widths)
-{
-    exact_forward<float>(problem, at, tiles, widths);
-}
+/* A kernel in both precisions; parameters say `real` for theirs. */
+#define KERNEL(name, parameters, arguments)                                                                                    \
+    KERNEL_OF(name, f32, float, parameters, arguments)                                                                         \
+    KERNEL_OF(name, f64, double, parameters, arguments)
+#define KERNEL_OF(name, suffix, type, parameters, arguments)                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) name##_##suffix(PROBLEM, parameters(type))                           \
+    {                                                                                                                          \
+        name<type> arguments;                                                                                                  \
+    }
+#define TILES(real)           long long tiles, long long widths
+#define SUMS(real)            real *delta
+#define DELTA(real)           const real *delta
+#define DELTA_AND_TILES(real) const real *delta, long long tiles, long long widths
 
-KERNEL exact_forward_f64(PROBLEM, long long tiles, long long widths)
-{
-    exact_forward<double>(problem, at, tiles, widths);
-}
-
-KERNEL exact_delta_f32(PROBLEM, float *delta)
-{
-    exact_delta<float>(problem, at, delta);
-}
-
-KERNEL exact_delta_f64(PROBLEM, double *delta)
-{
-    exact_delta<double>(problem, at, delta);
-}
-
-KERNEL exact_queries_f32(PROBLEM, const float *delta, long long tiles, long long widths)
-{
-    exact_queries<float>(problem, at, delta, tiles, widths);
-}
-
-KERNEL exact_queries_f64(PROBLEM, const double *delta, long long tiles, long long widths)
-{
-    exact_queries<double>(problem, at, delta, tiles, widths);
-}
-
-KERNEL exact_keys_f32(PROBLEM, const float *delta, long long tiles, long long widths)
-{
-    exact_keys<float>(problem, at, delta, tiles, widths);
-}
-
-KERNEL exact_keys_f64(PROBLEM, const double *delta, long long tiles, long long widths)
-{
-    exact_keys<double>(problem, at, delta, tiles, widths);
-}
-
-KERNEL exact_bias_f32(PROBLEM, const float *delta, long long row_tiles, long long key_tiles)
-{
-    exact_bias<float>(problem, at, delta, row_tiles, key_tiles);
-}
-
-KERNEL exact_bias_f64(PROBLEM, const double *delta, long long row_tiles, long long key_tiles)
-{
-    exact_bias<double>(problem, at, delta, row_tiles, key_tiles);
-}
-
-KERNEL exact_sinks_f32(PROBLEM, const float *delta)
-{
-    exact_sinks<float>(problem, at, delta);
-}
-
-KERNEL exact_sinks_f64(PROBLEM, const double *delta)
-{
-    exact_sinks<double>(problem, at, delta);
-}
+KERNEL(exact_forward, TILES, (problem, at, tiles, widths))
+KERNEL(exact_delta, SUMS, (problem, at, delta))
+KERNEL(exact_queries, DELTA_AND_TILES, (problem, at, delta, tiles, widths))
+KERNEL(exact_keys, DELTA_AND_TILES, (problem, at, delta, tiles, widths))
+KERNEL(exact_bias, DELTA_AND_TILES, (problem, at, delta, tiles, widths)) /* tiles of rows, and of keys */
+KERNEL(exact_sinks, DELTA, (problem, at, delta))

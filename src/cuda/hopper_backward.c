@@ -47,27 +47,19 @@ static int64_t tiles_of(const fattn_desc *d)
     return cuda_blocks(cuda_tiles(d->seq_k, HOPPER_BACKWARD_KEYS), cuda_blocks(d->heads_kv, d->batch));
 }
 
-/* The next `bytes` of the workspace. */
-static void *take(unsigned char *workspace, size_t *used, int64_t bytes)
-{
-    unsigned char *at = workspace ? workspace + *used : NULL;
-    *used += fattn_round_up((size_t)bytes, FATTN_ALIGNMENT);
-    return at;
-}
-
 /* Sets the call's places in the workspace, which may be NULL. Returns how many bytes it takes. */
 static size_t lay_out(const fattn_problem *problem, unsigned char *workspace, hopper_backward_call *call)
 {
     const fattn_desc *d = &problem->desc;
     const int64_t all = d->heads_q * call->blocks, rows = block_rows(d);
     size_t used = 0;
-    call->sums = take(workspace, &used, all * rows * padded_dim(d) * (int64_t)sizeof(float));
-    call->numbers = take(workspace, &used, all * rows * HOPPER_ROW_NUMBERS * (int64_t)sizeof(float));
-    call->delta = take(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
-    call->spans = take(workspace, &used, call->blocks * 4 * (int64_t)sizeof(int32_t));
-    call->turns = take(workspace, &used, all * (int64_t)sizeof(int32_t));
-    call->wrong = take(workspace, &used, (int64_t)call->tiles * HOPPER_TILE_WARPS * (int64_t)sizeof(uint32_t));
-    call->next = take(workspace, &used, sizeof(int32_t));
+    call->sums = cuda_place(workspace, &used, all * rows * padded_dim(d) * (int64_t)sizeof(float));
+    call->numbers = cuda_place(workspace, &used, all * rows * HOPPER_ROW_NUMBERS * (int64_t)sizeof(float));
+    call->delta = cuda_place(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
+    call->spans = cuda_place(workspace, &used, call->blocks * 4 * (int64_t)sizeof(int32_t));
+    call->turns = cuda_place(workspace, &used, all * (int64_t)sizeof(int32_t));
+    call->wrong = cuda_place(workspace, &used, (int64_t)call->tiles * HOPPER_TILE_WARPS * (int64_t)sizeof(uint32_t));
+    call->next = cuda_place(workspace, &used, sizeof(int32_t));
     return used;
 }
 

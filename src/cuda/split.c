@@ -71,14 +71,6 @@ static bool is_adjusted(const fattn_desc *d)
     return fattn_scores_change(d) || d->dropout != 0;
 }
 
-/* A list of `bytes` in a workspace, of which *used bytes are used; NULL: there is none yet. */
-static unsigned char *place(unsigned char *workspace, size_t *used, int64_t bytes)
-{
-    unsigned char *at = workspace ? workspace + *used : NULL;
-    *used += fattn_round_up((size_t)bytes, FATTN_ALIGNMENT);
-    return at;
-}
-
 /* Adds the blocks of a list: of `threads` threads for each of `heads` heads of each sequence. */
 static void add_blocks(const fattn_desc *d, split_call *call, int list, int64_t heads, int64_t threads)
 {
@@ -96,14 +88,14 @@ static size_t plan(const fattn_problem *problem, const split_size *size, bool ba
     for (int i = 0; i < SPLIT_TENSORS; i++) {
         const bool keys = i == 1 || i == 2, there = backward || i < 3;
         const int64_t count = keys ? fattn_rows_k(d) * d->heads_kv : rows, longest = keys ? d->seq_k : d->seq_q;
-        call->parts[i] = place(workspace, &used, there ? count * SPLIT_PITCH(size->dim) : 0);
+        call->parts[i] = cuda_place(workspace, &used, there ? count * SPLIT_PITCH(size->dim) : 0);
         add_blocks(d, call, i, keys ? d->heads_kv : d->heads_q, there ? longest * (size->dim / 8) : 0);
     }
     if (backward) {
-        call->lanes = place(workspace, &used, rows * SPLIT_LANE_BYTES);
-        call->spans = (split_span *)place(
-            workspace, &used, (SPLIT_SPANS(rows, size->tile, d->batch * d->heads_kv) + 1) * (int64_t)sizeof(split_span));
-        call->delta = (float *)place(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
+        call->lanes = cuda_place(workspace, &used, rows * SPLIT_LANE_BYTES);
+        call->spans = cuda_place(workspace, &used,
+                                 (SPLIT_SPANS(rows, size->tile, d->batch * d->heads_kv) + 1) * (int64_t)sizeof(split_span));
+        call->delta = cuda_place(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
     }
     add_blocks(d, call, SPLIT_TENSORS, d->heads_kv, backward ? problem->group * d->seq_q : 0);
     call->tiles[0] = cuda_tiles(problem->group * d->seq_q, size->rows[is_adjusted(d)]);

@@ -303,11 +303,7 @@ template <class S> __device__ inline fattn_interval span_of(const unit &u)
 template <class S> __device__ inline int kept_of(const unit &u, long long key)
 {
     const lane_place &place = u.lane[threadIdx.x / 32 * 16 * S::m_tiles + threadIdx.x % (16 * S::m_tiles)].place;
-    const bool all = place.row < 0 || (place.lo <= key && place.hi >= key + S::tile);
-    const bool some = place.lo < key + S::tile && place.hi > key;
-    if (!__any_sync(0xffffffffu, some))
-        return 0;
-    return __all_sync(0xffffffffu, all) ? 2 : 1;
+    return kept_of(place, place.row >= 0, key, S::tile);
 }
 
 /* Writes dQ of the unit's rows. */
