@@ -202,10 +202,15 @@ __device__ __forceinline__ void powers(const key_group &g, float (&s)[S::rows / 
     }
 }
 
+template <class S> __device__ __forceinline__ int flags_of(int i)
+{
+    return *(const int *)(shared + S::items_at + 16 * (i & 7) + 4);
+}
+
 /* Item number i, of tile number `tile`. first: there is no dK of an item before to come, and rows may keep a part of the keys.
- */
+ * flags: the item's, or what was said of it with the item before, and replaced by the item's while the first product runs. */
 template <class S, bool first>
-__device__ __forceinline__ void step(const key_group &g, int i, int tile, bool last, float (&dk)[S::dim / 2],
+__device__ __forceinline__ void step(const key_group &g, int i, int tile, int &flags, float (&dk)[S::dim / 2],
                                      float (&dv)[S::dim / 2], uint32_t (&weight)[S::rows / 4])
 {
     const int stage = i & 1, numbers_at = S::numbers_at + stage * S::numbers_bytes;
@@ -214,6 +219,9 @@ __device__ __forceinline__ void step(const key_group &g, int i, int tile, bool l
     float s[S::rows / 2];
     start(s, numbers_at + NUMBER_LSE * S::rows * 4);
     scores<S>(s, g.k, q);
+    if (S::ahead)
+        flags = flags_of<S>(i);
+    const bool last = flags & LAST;
     if (first) {
         ptx_wgmma_wait<0>();
     } else {
@@ -267,9 +275,12 @@ __device__ __forceinline__ void step(const key_group &g, int i, int tile, bool l
 }
 
 /* An item none of whose rows keeps any of the warpgroup's keys. */
-template <class S> __device__ __forceinline__ void skip(const key_group &g, int i, int tile, bool last)
+template <class S> __device__ __forceinline__ void skip(const key_group &g, int i, int tile, int &flags)
 {
     const int stage = i & 1;
+    if (S::ahead)
+        flags = flags_of<S>(i);
+    const bool last = flags & LAST;
     ptx_mbarrier_wait(g.base + S::dout_full + 8 * stage, parity(i));
     ptx_mbarrier_wait(g.base + S::slot_empty + 8 * stage, parity(i) ^ 1);
     if (last)
@@ -420,25 +431,36 @@ __device__ __forceinline__ void sum_keys(const fattn_problem &problem, const fat
         g.key = place->z * KEYS + g.half * HALF + g.warp * 16 + g.lane / 4;
         float dk[S::dim / 2], dv[S::dim / 2];
         uint32_t weight[S::rows / 4]; /* P, then dS, of an item */
-        bool pending = false, last = false;
+        bool pending = false;
+        int flags = 0;
 #pragma unroll
         for (int j = 0; j < S::dim / 2; j++)
             dk[j] = dv[j] = 0;
-#pragma unroll 1
-        for (; !last; i++) {
+        if (S::ahead) { /* of the first item nothing was said */
             ptx_mbarrier_wait(g.base + S::q_full + 8 * (i & 1), parity(i));
-            const int flags = *(const int *)(shared + S::items_at + 16 * (i & 7) + 4);
+            flags = flags_of<S>(i);
+        }
+#pragma unroll 1
+        for (;;) {
+            ptx_mbarrier_wait(g.base + S::q_full + 8 * (i & 1), parity(i));
+            if (!S::ahead)
+                flags = flags_of<S>(i);
             const int kept = flags >> (2 * g.half) & 3;
-            last = flags & LAST;
             if (pending && kept != WHOLE)
                 add_last<S>(g, i, dk, weight);
             if (kept == 0)
-                skip<S>(g, i, tile, last);
+                skip<S>(g, i, tile, flags);
             else if (kept == WHOLE && pending)
-                step<S, false>(g, i, tile, last, dk, dv, weight);
+                step<S, false>(g, i, tile, flags, dk, dv, weight);
             else
-                step<S, true>(g, i, tile, last, dk, dv, weight);
+                step<S, true>(g, i, tile, flags, dk, dv, weight);
+            if (S::ahead)
+                flags = __shfl_sync(ALL, flags, 0); /* else the compiler sees no uniform values any more, below either */
             pending = kept != 0;
+            i++;
+            if (flags & LAST)
+                break;
+            flags >>= NEXT;
         }
         store_keys<S>(problem, at, call, g, i, *place, pending, weight, dk, dv);
     }

@@ -10,6 +10,7 @@
 template <int dim_, bool ordered_> struct sizes {
     static constexpr int dim = dim_, rows = HOPPER_BACKWARD_ROWS(dim), panels = dim / PANEL, pieces = rows * dim / 4096;
     static constexpr bool ordered = ordered_;
+    static constexpr bool ahead = dim == 64 && ordered; /* key warpgroups know what to do from the item before; as measured */
     static constexpr int k_bytes = KEYS * dim * 2, q_bytes = rows * dim * 2, slot_bytes = rows * KEYS * 2;
     static constexpr int numbers_bytes = rows * HOPPER_ROW_NUMBERS * 4, sums_bytes = rows * dim * 4;
     static constexpr int k_at = 0, v_at = 2 * k_bytes, q_at = v_at + k_bytes, dout_at = q_at + 2 * q_bytes;
@@ -27,12 +28,13 @@ template <int dim_, bool ordered_> struct sizes {
 /* What is said of an item, in a ring of 8: no warpgroup is that far behind another. */
 struct item {
     int block; /* head * blocks + block */
-    int flags; /* SOME or WHOLE of the first half of keys, of the second half << 2; LAST */
+    int flags; /* SOME or WHOLE of the first half of keys, of the second half << 2; LAST; the next item's, without LAST, << NEXT
+                */
     int turn;  /* tiles that add to the block's sums before */
     int pad;
 };
 
-enum { SOME = 1, WHOLE = 2, LAST = 16, NO_TILE = -1 };
+enum { SOME = 1, WHOLE = 2, LAST = 16, NEXT = 8, NO_TILE = -1 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
@@ -245,7 +247,7 @@ __device__ __forceinline__ void load(const fattn_problem &problem, const fattn_l
             head = w.head;
             row = block * S::rows;
             more = more && walk_next<S>(&w, call, first, key, &next, &block);
-            now.flags |= more ? 0 : LAST;
+            now.flags |= more ? next.flags << NEXT : LAST;
             if (!took && few_left(w)) {
                 took = true;
                 if (leader)

@@ -228,19 +228,22 @@ __device__ inline void finish_rows(const fattn_problem &problem, const fattn_lau
 #pragma unroll
     for (int e = 0; e < 32; e++)
         sum[e] = span.x < span.y ? sum[e] : 0.0f; /* else nobody has added anything */
+    unsigned wrong[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const bool there = row + 8 * half < seq.seq_q;
         store_accumulator(sum, half, (float)d.scale,
                           there ? fattn_query_row(&at.dq, fattn_dtype_size(d.grad_dtype), &seq, head, row + 8 * half) : NULL,
                           d.grad_dtype, call.dq_lines, column, (int)d.dim);
-        __syncwarp();
-        const unsigned wrong = __ballot_sync(ALL, there && doubt_of(sum, half) != 0);
-#pragma unroll 1
-        for (int g = 0; g < 8; g++)
-            if (wrong >> (4 * g) & 15)
-                query_alone<PANEL>(&problem, &at, call.delta, b, column, head, row - lane / 4 + g + 8 * half);
+        wrong[half] = __ballot_sync(ALL, there && doubt_of(sum, half) != 0);
     }
+    if ((wrong[0] | wrong[1]) == 0)
+        return;
+    __syncwarp();
+#pragma unroll 1
+    for (int r = 0; r < 16; r++)
+        if ((r < 8 ? wrong[0] : wrong[1]) >> (4 * (r % 8)) & 15)
+            query_alone<PANEL>(&problem, &at, call.delta, b, column, head, row - lane / 4 + r);
 }
 
 template <int dim>
