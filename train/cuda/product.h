@@ -12,8 +12,7 @@
 enum { PRODUCT_WORKSPACE = 32 << 20 };
 
 typedef struct products {
-    cublasHandle_t plain;
-    cublasLtHandle_t beside; /* for results that do not take the place of what is added */
+    cublasLtHandle_t handle;
     void *stream, *workspace;
 } products;
 
