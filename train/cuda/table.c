@@ -228,11 +228,12 @@ static bool embedding_forward(device *d, const embedding_call *c)
 
 static bool embedding_backward(device *d, const embedding_call *c)
 {
-    enum { ENOUGH = 4096, GRID_Y_MOST = 65535 };
-    const int64_t columns = (c->hidden + CUDA_COLUMNS - 1) / CUDA_COLUMNS, wanted = (ENOUGH + c->vocab - 1) / c->vocab;
+    enum { ENOUGH = 4096 }; /* blocks that have something to add up */
+    const int64_t columns = (c->hidden + CUDA_COLUMNS - 1) / CUDA_COLUMNS, groups = (columns + 3) / 4;
+    const int64_t tokens = c->vocab < c->rows ? c->vocab : c->rows, wanted = (ENOUGH + tokens - 1) / tokens;
     void *arguments[] = {(void *)(uintptr_t)c};
-    return launch_grid(d, K_embedding_backward, columns < wanted ? columns : wanted,
-                       c->vocab < GRID_Y_MOST ? c->vocab : GRID_Y_MOST, arguments);
+    return launch_grid(d, K_embedding_backward, c->rows < INT32_MAX ? c->rows : INT32_MAX, groups < wanted ? groups : wanted,
+                       arguments);
 }
 
 static bool rmsnorm_forward(device *d, const rmsnorm_call *c)
