@@ -123,24 +123,40 @@ static cublasStatus_t prefer(const gpu_product *p, gpu_cublas_room *r)
     return status;
 }
 
-cublasStatus_t gpu_product_choose(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan)
+static cublasStatus_t list(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan, int most,
+                           gpu_product_choices *choices)
 {
     gpu_cublas_room preference;
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
+    cublasLtMatmulHeuristicResult_t found[GPU_PRODUCT_CHOICES];
     cublasStatus_t status = describe(p, plan);
+    choices->count = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
         status = prefer(p, &preference);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = set_batch(plan, (int32_t)p->usual);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = calls.cublasLtMatmulAlgoGetHeuristic(handle, &plan->how.how, &plan->a.layout, &plan->b.layout, &plan->c.layout,
-                                                      &plan->c.layout, &preference.preference, 1, &found, &count);
-    if (status == CUBLAS_STATUS_SUCCESS && count == 0)
+                                                      &plan->c.layout, &preference.preference, most, found, &choices->count);
+    if (status == CUBLAS_STATUS_SUCCESS && choices->count == 0)
         status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (status == CUBLAS_STATUS_SUCCESS)
-        plan->algorithm = found.algo;
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    for (int i = 0; i < choices->count; i++)
+        choices->algorithm[i] = found[i].algo;
+    plan->algorithm = choices->algorithm[0];
     return status;
+}
+
+cublasStatus_t gpu_product_choose(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan)
+{
+    gpu_product_choices only;
+    return list(handle, p, plan, 1, &only);
+}
+
+cublasStatus_t gpu_product_list(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan,
+                                gpu_product_choices *choices)
+{
+    return list(handle, p, plan, GPU_PRODUCT_CHOICES, choices);
 }
 
 cublasStatus_t gpu_product_run(cublasLtHandle_t handle, gpu_product_plan *plan, int32_t entries, const gpu_product_at *at)

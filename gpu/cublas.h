@@ -84,8 +84,19 @@ typedef struct gpu_product_at {
     void *stream;
 } gpu_product_at;
 
-/* Once gpu_cublas() is not NULL. cuBLASLt remembers which algorithms it chose. */
+/* Once gpu_cublas() is not NULL: describes the product in *plan, with the algorithm that cuBLASLt thinks the fastest. It
+ * remembers its answers. */
 cublasStatus_t gpu_product_choose(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan);
+
+/* The same, and sets *choices to that algorithm and others that may be faster, *count of them. */
+enum { GPU_PRODUCT_CHOICES = 8 };
+typedef struct gpu_product_choices {
+    int count;
+    cublasLtMatmulAlgo_t algorithm[GPU_PRODUCT_CHOICES];
+} gpu_product_choices;
+cublasStatus_t gpu_product_list(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan,
+                                gpu_product_choices *choices);
+
 /* entries: of the batch, at most 65535, what the third dimension of a grid has. */
 cublasStatus_t gpu_product_run(cublasLtHandle_t handle, gpu_product_plan *plan, int32_t entries, const gpu_product_at *at);
 

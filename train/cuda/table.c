@@ -122,6 +122,7 @@ static bool wait_mark(device *d, device_mark m)
 static bool note_begin(device *d)
 {
     CUresult result = gpu_driver()->cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    cuda_of(d)->products.noting = result == CUDA_SUCCESS;
     return result == CUDA_SUCCESS || driver_failed(result, "noting work");
 }
 
@@ -131,6 +132,7 @@ static void *note_end(device *d, bool good)
     CUgraph graph = NULL;
     CUgraphExec noted = NULL;
     CUresult result = cu->cuStreamEndCapture(d->stream, &graph);
+    cuda_of(d)->products.noting = false;
     if (result == CUDA_SUCCESS && good)
         result = cu->cuGraphInstantiateWithFlags(&noted, graph, 0);
     if (graph)
@@ -314,7 +316,7 @@ static bool load_kernels(cuda_device *c)
 static bool open_products(cuda_device *c)
 {
     c->workspace = allocate(&c->base, PRODUCT_WORKSPACE);
-    return c->workspace && products_open(&c->products, c->base.stream, c->workspace);
+    return c->workspace && products_open(&c->products, c->gpu, c->workspace);
 }
 
 static void close_device(device *d)
