@@ -1,6 +1,6 @@
 /*
- * Single operations of the trainer's table on a GPU against the CPU's, at sizes that models of tests do not have: products whose
- * algorithm is tried out, more rows and wider logits than a block looks at at a time.
+ * Single operations of the trainer's table on a GPU against the CPU's, at sizes that models of tests do not have: products
+ * whose algorithm is tried out, more rows and wider logits than a block looks at at a time.
  */
 #include <math.h>
 #include <stdlib.h>

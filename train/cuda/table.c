@@ -233,8 +233,7 @@ static bool embedding_backward(device *d, const embedding_call *c)
     const int64_t columns = (c->hidden + CUDA_COLUMNS - 1) / CUDA_COLUMNS, groups = (columns + 3) / 4;
     const int64_t tokens = c->vocab < c->rows ? c->vocab : c->rows, wanted = (ENOUGH + tokens - 1) / tokens;
     void *arguments[] = {(void *)(uintptr_t)c};
-    return launch_grid(d, K_embedding_backward, c->rows < INT32_MAX ? c->rows : INT32_MAX, groups < wanted ? groups : wanted,
-                       arguments);
+    return launch_grid(d, K_embedding_backward, tokens, groups < wanted ? groups : wanted, arguments);
 }
 
 static bool rmsnorm_forward(device *d, const rmsnorm_call *c)

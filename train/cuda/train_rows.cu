@@ -68,10 +68,11 @@ KERNEL embedding_forward(const __grid_constant__ embedding_call c)
 }
 
 /*
- * Backward: block x has a row, and goes on only if no row before has its token; then it adds up all rows that have. So tokens
- * that do not occur cost nothing, however many there are. The block looks at CUDA_SCAN tokens at a time, and notes where it
- * found its own as bits. Block y has some of the column groups, of WARP V columns each. Its warps share them out, and where
- * there are fewer groups than warps, several have the same group, and every so many words of those bits.
+ * Backward: block x has a token, and adds up all rows that have it. Where there are fewer rows than tokens it has a row, and
+ * goes on with that row's token only if no row before has it: tokens that do not occur cost nothing then, however many there
+ * are. The block looks at CUDA_SCAN tokens at a time, and notes where it found its own as bits. Block y has some of the column
+ * groups, of WARP V columns each. Its warps share them out, and where there are fewer groups than warps, several have the same
+ * group, and every so many words of those bits.
  */
 constexpr int FOUR = 4, SCAN_WORDS = CUDA_SCAN / WARP, SCANS = CUDA_SCAN / CUDA_THREADS / FOUR;
 
@@ -192,32 +193,38 @@ __device__ inline void keep_sum(const embedding_call &c, int32_t token, int64_t 
     store<V>(c.dweight + token * c.hidden + col, total);
 }
 
-/* The whole block calls this, with the same r. False: a row before has the token. */
+/* The whole block calls this, with the same token and r. False: no row has the token, or one before r. */
 template <int V>
-__device__ inline bool sum_token(const embedding_call &c, int64_t r, int64_t ahead, const column_share &s, uint32_t *words,
-                                 some<4> (*parts)[WARP])
+__device__ inline bool sum_token(const embedding_call &c, int32_t token, int64_t r, int64_t ahead, const column_share &s,
+                                 uint32_t *words, some<4> (*parts)[WARP])
 {
-    const int32_t token = c.tokens[r];
     const int64_t group = s.group + ahead, col = (group * WARP + lane()) * V;
     some<V> sum = {};
+    bool any = false;
     for (int64_t first = 0; first < c.rows; first += CUDA_SCAN) {
         const found where = find_token(c, token, r, first, words);
         if (where == BEFORE)
             return false;
+        any = any || where == HERE;
         if (where == HERE && group < s.end)
             add_found<V>(sum, c.dout + first * c.hidden + col, c.hidden, words, s.part, s.parts, col < c.hidden);
     }
-    keep_sum<V>(c, token, group, s, sum, parts);
-    return true;
+    if (any)
+        keep_sum<V>(c, token, group, s, sum, parts);
+    return any;
 }
 
 template <int V> __device__ inline void embedding_backward_of(const embedding_call &c, uint32_t *words, some<4> (*parts)[WARP])
 {
     const int64_t groups = (c.hidden + WARP * V - 1) / (WARP * V), each = (groups + gridDim.y - 1) / gridDim.y;
     const column_share s = share_columns(groups);
-    for (int64_t r = blockIdx.x; r < c.rows; r += gridDim.x)
-        for (int64_t ahead = 0; ahead < each && sum_token<V>(c, r, ahead, s, words, parts);)
+    const bool by_token = c.vocab <= c.rows;
+    for (int64_t n = blockIdx.x; n < (by_token ? c.vocab : c.rows); n += gridDim.x) {
+        const int32_t token = by_token ? (int32_t)n : c.tokens[n];
+        const int64_t r = by_token ? 0 : n;
+        for (int64_t ahead = 0; ahead < each && sum_token<V>(c, token, r, ahead, s, words, parts);)
             ahead += s.step;
+    }
 }
 
 KERNEL embedding_backward(const __grid_constant__ embedding_call c)
