@@ -8,7 +8,9 @@
 
 #include "bench.h"
 #include "cli.h"
+#include "fattn/fattn.h"
 #include "json_out.h"
+#include "machine.h"
 #include "options.h"
 #include "train/error.h"
 #include "train/evaluate.h"
@@ -17,12 +19,14 @@
 #include "train_exit.h"
 #include "train_place.h"
 
-enum { WARM_UP = 2, LEAST = 3, MOST = 1000, VOCAB = 258 }; /* steps; bytes and two more */
+enum { WARM_UP = 3, LEAST = 3, MOST = 1000, PATHS = 2 }; /* steps; the first two are not yet as fast as the rest */
+
+static const char *const path_words[PATHS + 1] = {"composed", "flash", NULL};
 
 typedef struct bench_train_options {
     int device, dtype;
-    int64_t hidden, layers, ffn, tokens, threads;
-    option_ints dims, seqs;
+    int64_t hidden, layers, ffn, vocab, tokens, threads;
+    option_ints dims, seqs, paths;
     double seconds;
     bool json;
 } bench_train_options;
@@ -62,7 +66,7 @@ static bool time_steps(bench_train_run *b, model_step *s, bench_speed *speed)
     int count = 0;
     bool good = tokens || train_fail_as(TRAIN_ERROR_WORK, "no memory for %lld tokens", (long long)rows);
     for (int64_t i = 0; i < rows && good; i++)
-        tokens[i] = (int32_t)random_below(&random, VOCAB);
+        tokens[i] = (int32_t)random_below(&random, (uint64_t)b->o->vocab);
     for (int i = 0; i < WARM_UP && good; i++)
         good = one_step(b, s, tokens);
     const double begin = evaluate_seconds();
@@ -95,9 +99,22 @@ static bool measure(bench_train_run *b, attention_kind kind, bench_speed *speed)
 
 static void print_json(const bench_train_run *b, const char *attention, const bench_speed *speed)
 {
+    const bench_train_options *o = b->o;
+    char cpu[128];
+    machine_cpu_name(cpu, sizeof cpu);
     json_out json = json_begin(stdout);
-    json_string(&json, "dtype", train_types[b->o->dtype]);
-    json_string(&json, "device", train_devices[b->o->device]);
+    json_string(&json, "op", "train");
+    json_string(&json, "version", fattn_version());
+    json_string(&json, "device", train_devices[o->device]);
+    json_string(&json, "device_name", b->r.device->name ? b->r.device->name : cpu);
+    if (!b->r.device->name)
+        json_int(&json, "threads", b->r.threads);
+    json_string(&json, "dtype", train_types[o->dtype]);
+    json_int(&json, "parameters", b->m->weights);
+    json_int(&json, "hidden", o->hidden);
+    json_int(&json, "layers", o->layers);
+    json_int(&json, "ffn", o->ffn);
+    json_int(&json, "vocab", o->vocab);
     json_int(&json, "head_dim", b->dim);
     json_int(&json, "seq", b->seq);
     json_int(&json, "batch", b->batch);
@@ -110,17 +127,22 @@ static void print_json(const bench_train_run *b, const char *attention, const be
 
 static bool compare_paths(bench_train_run *b)
 {
-    bench_speed flash, composed;
-    if (!measure(b, ATTENTION_COMPOSED, &composed) || !measure(b, ATTENTION_FLASH, &flash))
-        return false;
-    if (b->o->json) {
-        print_json(b, "composed", &composed);
-        print_json(b, "flash", &flash);
-    } else
-        printf("%8lld %6lld %6lld %14.0f %14.0f %8.2f %13.1f %13.1f\n", (long long)b->dim, (long long)b->seq,
-               (long long)b->batch, composed.tokens_per_s, flash.tokens_per_s, flash.tokens_per_s / composed.tokens_per_s,
-               (double)composed.bytes / 0x1p20, (double)flash.bytes / 0x1p20);
-    fflush(stdout);
+    double first = 0;
+    for (int i = 0; i < b->o->paths.count; i++) {
+        const int path = (int)b->o->paths.item[i];
+        bench_speed speed;
+        if (!measure(b, path ? ATTENTION_FLASH : ATTENTION_COMPOSED, &speed))
+            return false;
+        if (i == 0)
+            first = speed.tokens_per_s;
+        if (b->o->json)
+            print_json(b, path_words[path], &speed);
+        else
+            printf("%8lld %6lld %6lld %-9s %10.2f %14.0f %8.2f %13.1f\n", (long long)b->dim, (long long)b->seq,
+                   (long long)b->batch, path_words[path], speed.ms, speed.tokens_per_s, speed.tokens_per_s / first,
+                   (double)speed.bytes / 0x1p20);
+        fflush(stdout);
+    }
     return true;
 }
 
@@ -137,7 +159,7 @@ static bool bench_heads(bench_train_run *b)
 {
     const bench_train_options *o = b->o;
     const optimizer_options adam = optimizer_defaults();
-    const model_config config = {.vocab = VOCAB,
+    const model_config config = {.vocab = o->vocab,
                                  .hidden = o->hidden,
                                  .layers = o->layers,
                                  .heads = o->hidden / b->dim,
@@ -179,9 +201,8 @@ static int run(const bench_train_options *o)
     if (status != CLI_OK)
         return status;
     if (!o->json)
-        printf("%s, %s\n%8s %6s %6s %14s %14s %8s %13s %13s\n", b.r.device->name ? b.r.device->name : "CPU",
-               train_types[o->dtype], "head dim", "seq", "batch", "composed tok/s", "flash tok/s", "ratio", "composed MiB",
-               "flash MiB");
+        printf("%s, %s\n%8s %6s %6s %-9s %10s %14s %8s %13s\n", b.r.device->name ? b.r.device->name : "CPU",
+               train_types[o->dtype], "head dim", "seq", "batch", "attention", "ms", "tok/s", "ratio", "MiB");
     for (int i = 0; i < o->dims.count && status == CLI_OK; i++) {
         b.dim = o->dims.item[i];
         if (!bench_heads(&b)) {
@@ -198,8 +219,10 @@ int bench_train(int argc, char **argv)
     bench_train_options o = {.hidden = 512,
                              .layers = 4,
                              .ffn = 1408,
+                             .vocab = 258,
                              .tokens = 8192,
                              .dims = option_ints_of(64),
+                             .paths = {.count = 2, .item = {0, 1}},
                              .seqs = {.count = 4, .item = {512, 1024, 2048, 4096}},
                              .seconds = 0.05};
     const option_spec table[] = {
@@ -209,9 +232,12 @@ int bench_train(int argc, char **argv)
         {"hidden", "N", OPTION_INT, &o.hidden, .low = 1, .high = 65536, .help = "width of the model"},
         {"layers", "N", OPTION_INT, &o.layers, .low = 1, .high = 1024, .help = "blocks"},
         {"ffn", "N", OPTION_INT, &o.ffn, .low = 1, .high = 262144, .help = "width of the feed-forward layer"},
+        {"vocab", "N", OPTION_INT, &o.vocab, .low = 1, .high = 1 << 24, .help = "tokens there are; 258: bytes and two more"},
         {"head-dim", "N,...", OPTION_INTS, &o.dims, .low = 2, .high = 512, .help = "width of a head; they fill --hidden"},
         {"seq", "N,...", OPTION_INTS, &o.seqs, .low = 1, .high = 1 << 20, .help = "tokens in a window"},
         {"tokens", "N", OPTION_INT, &o.tokens, .low = 1, .high = 1 << 24, .help = "in a step; a window at least"},
+        {"attention", "PATH,...", OPTION_WORDS, &o.paths, .words = path_words,
+         .help = "what to compare with the first of them"},
         {"threads", "N", OPTION_INT, &o.threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"seconds", "X", OPTION_DOUBLE, &o.seconds, .low = 0.001, .high = 1e6, .help = "per figure; three steps at least"},
         {"json", NULL, OPTION_FLAG, &o.json, .help = "JSON lines"},

@@ -33,60 +33,103 @@ static void list_features(uint32_t bits, char *text, size_t size)
         }
 }
 
-/* A problem that any kernel of the type should accept. */
-static problem probe(fattn_op op, fattn_dtype dtype)
+/* ------------------------------------------------------------------------------------------------------------- kernels */
+
+/* Problems of a type of which each kernel should accept one: a call with many rows, and one with few, or sums in any order. */
+enum { PROBES = 2 };
+
+static problem probe(fattn_op op, fattn_dtype dtype, int number)
 {
-    problem p = problem_of(256, 256, 64);
+    problem p = problem_of(number && op == FATTN_OP_FORWARD ? 1 : 256, 256, 64);
     p.op = op;
     p.dtype = dtype;
     p.batch = 1;
     p.heads_q = 4;
+    p.unordered = number && op == FATTN_OP_BACKWARD;
     return p;
 }
 
-static void print_kernel(const kernel_entry *k, const char *op)
+/* Every kernel of a device, with the kindest of its answers. */
+static int list_kernels(harness *h, fattn_op op, fattn_device device, kernel_entry list[KERNELS_MAX])
+{
+    static const fattn_dtype types[] = {FATTN_F32, FATTN_F64, FATTN_F16, FATTN_BF16};
+    kernel_entry entries[KERNELS_MAX];
+    int count = 0;
+    for (size_t type = 0; type < sizeof types / sizeof types[0]; type++)
+        for (int number = 0; number < PROBES; number++) {
+            const problem p = probe(op, types[type], number);
+            const int found = harness_kernels_of(h, &p, device, entries);
+            for (int i = 0; i < found; i++) {
+                const bool first = i >= count, selected = (!first && list[i].selected) || entries[i].selected;
+                if (first || (!list[i].of_type && entries[i].of_type) || (list[i].refusal && !entries[i].refusal))
+                    list[i] = entries[i];
+                list[i].selected = selected;
+            }
+            count = found > count ? found : count;
+        }
+    return count;
+}
+
+/* Why a kernel cannot run here; NULL if it can. absent: why its device is not there; NULL if it is. */
+static const char *reason_of(const kernel_entry *k, const char *absent)
+{
+    return k->refusal && absent ? absent : k->refusal;
+}
+
+static void print_kernel(const kernel_entry *k, const char *op, const char *device, const char *absent)
 {
     char lacks[80];
     list_features(k->lacks, lacks, sizeof lacks);
-    printf("  %-9s %-30s ", op, k->name);
-    if (k->lacks)
+    printf("  %-9s %-36s %-4s ", op, k->name, device);
+    if (*lacks)
         printf("cannot run here: the machine lacks %s\n", lacks);
     else if (k->refusal)
-        printf("cannot run here: %s\n", k->refusal);
+        printf("cannot run here: %s\n", reason_of(k, absent));
     else
         printf("runs here%s\n", k->selected ? ", first choice" : "");
 }
 
-static void json_kernel(json_out *json, const kernel_entry *k, const char *op)
+static void json_kernel(json_out *json, const kernel_entry *k, const char *op, const char *device, const char *absent)
 {
     char lacks[80];
     list_features(k->lacks, lacks, sizeof lacks);
     json_open(json, NULL, '{');
     json_string(json, "name", k->name);
     json_string(json, "op", op);
+    json_string(json, "device", device);
     json_bool(json, "runs", !k->refusal);
-    json_string(json, "lacks", k->lacks ? lacks : NULL);
-    json_string(json, "refusal", k->refusal);
+    json_bool(json, "first_choice", !k->refusal && k->selected);
+    json_string(json, "lacks", *lacks ? lacks : NULL);
+    json_string(json, "refusal", reason_of(k, absent));
     json_close(json, '}');
 }
 
+static void each_kernel_of(harness *h, fattn_device device, const char *absent, json_out *json)
+{
+    const char *const word = device == FATTN_DEVICE_CPU ? "cpu" : "cuda";
+    for (int op = 0; op < 2; op++) {
+        kernel_entry list[KERNELS_MAX];
+        const int count = list_kernels(h, op ? FATTN_OP_BACKWARD : FATTN_OP_FORWARD, device, list);
+        for (int i = 0; i < count; i++)
+            if (json)
+                json_kernel(json, &list[i], op ? "backward" : "forward", word, absent);
+            else
+                print_kernel(&list[i], op ? "backward" : "forward", word, absent);
+    }
+}
+
+/* Those of GPUs are asked on the first GPU; where there is none, the library still says which were built. */
 static void each_kernel(harness *h, json_out *json)
 {
-    for (int op = 0; op < 2; op++)
-        for (int type = 0; type < 2; type++) {
-            const problem p = probe(op ? FATTN_OP_BACKWARD : FATTN_OP_FORWARD, type ? FATTN_F64 : FATTN_F32);
-            kernel_entry entries[KERNELS_MAX];
-            const int count = harness_kernels(h, &p, entries);
-            for (int i = 0; i < count; i++) {
-                if (!entries[i].of_type)
-                    continue;
-                if (json)
-                    json_kernel(json, &entries[i], op ? "backward" : "forward");
-                else
-                    print_kernel(&entries[i], op ? "backward" : "forward");
-            }
-        }
+    char absent[300];
+    harness on_gpu = harness_make();
+    const bool there = harness_use_gpu(&on_gpu, absent, sizeof absent);
+    each_kernel_of(h, FATTN_DEVICE_CPU, NULL, json);
+    each_kernel_of(there ? &on_gpu : h, FATTN_DEVICE_CUDA, there ? NULL : absent, json);
+    harness_free(&on_gpu);
 }
+
+/* ---------------------------------------------------------------------------------------------------------------- GPUs */
 
 /* "9.0" */
 static void capability_text(const gpu_info *gpu, char text[16])

@@ -83,10 +83,11 @@ static void on_sample(void *user, int64_t at, const int32_t *tokens, int64_t cou
 /* The first object of the log. */
 static void write_header(const train_command *c, FILE *file)
 {
-    fprintf(file, "{\"version\":\"%s\",\"parameters\":%lld,\"threads_used\":%d,", fattn_version(), (long long)c->m->weights,
-            c->r.threads);
+    fprintf(file, "{\"version\":\"%s\",\"parameters\":%lld,", fattn_version(), (long long)c->m->weights);
     if (c->r.device->name)
         fprintf(file, "\"device_name\":\"%s\",", c->r.device->name);
+    else
+        fprintf(file, "\"threads_used\":%d,", c->r.threads);
     fprintf(file, "\"first_step\":%lld,%s\n", (long long)c->o->step + 1, c->configuration.bytes + 1);
     fflush(file);
 }

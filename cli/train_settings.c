@@ -15,8 +15,16 @@ static const char *const schedules[] = {"cosine", "constant", NULL};
 /* What a checkpoint settles for good. */
 static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads", "heads-kv", "head-dim", "ffn",
                                     "max-seq", "rope-theta", "rms-eps", "tied",  "seq",      "seed"};
-/* Other data are allowed, but then the run is no continuation. */
-static const char *const noted[] = {"data", "world-seed", "world-lines"};
+/* What may differ, with a note of what that means. */
+static const char other_data[] = "training goes on with other data",
+                  other_rounding[] = "numbers are rounded otherwise from here on";
+static const struct {
+    const char *name, *meaning;
+} noted[] = {{"data", other_data},
+             {"world-seed", other_data},
+             {"world-lines", other_data},
+             {"device", other_rounding},
+             {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
 static const char *const not_saved[] = {"preset", "config", "print-config", "out", "resume", "log", "json", "untied", "flash"};
 
@@ -171,8 +179,9 @@ static bool check_resumed(const train_settings *s)
             cli_error("--%s %s contradicts the checkpoint %s, which has %s", spec->name, value, s->resume, recorded);
             return false;
         }
-        if (listed(spec->name, noted, COUNT(noted)))
-            cli_note("--%s %s instead of the checkpoint's %s: training goes on with other data", spec->name, value, recorded);
+        for (size_t i = 0; i < COUNT(noted); i++)
+            if (strcmp(spec->name, noted[i].name) == 0)
+                cli_note("--%s %s instead of the checkpoint's %s: %s", spec->name, value, recorded, noted[i].meaning);
     }
     return true;
 }

@@ -118,6 +118,11 @@ static bool name_is_of(const char *name, fattn_dtype type)
 
 int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_MAX])
 {
+    return harness_kernels_of(h, p, h->gpu ? FATTN_DEVICE_CUDA : FATTN_DEVICE_CPU, entries);
+}
+
+int harness_kernels_of(harness *h, const problem *p, fattn_device device, kernel_entry entries[KERNELS_MAX])
+{
     const fattn_desc desc = problem_desc(p);
     fattn_context *context = harness_context(h, NULL, 1);
     fattn_context_info machine = {.struct_size = sizeof machine};
@@ -128,13 +133,13 @@ int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_M
         fattn_kernel_info info = {.struct_size = sizeof info};
         if (fattn_kernel_query(context, &desc, p->op, index, &info) != FATTN_OK)
             break;
-        if (info.device != machine.device)
+        if (info.device != (int32_t)device)
             continue;
         entries[count++] = (kernel_entry){.name = info.name,
                                           .refusal = info.can_run   ? NULL
                                                      : info.refusal ? info.refusal
                                                                     : "gives no reason",
-                                          .lacks = info.needs & ~machine.cpu_features,
+                                          .lacks = info.device == machine.device ? info.needs & ~machine.cpu_features : 0,
                                           .of_type = name_is_of(info.name, p->dtype),
                                           .selected = info.selected != 0,
                                           .rounds = (fattn_dtype)info.rounds,

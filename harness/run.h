@@ -72,6 +72,8 @@ typedef struct kernel_entry {
 
 /* Every kernel of the problem's operation that runs on the harness's device, in the library's order. Returns how many. */
 int harness_kernels(harness *h, const problem *p, kernel_entry entries[KERNELS_MAX]);
+/* Those of any device; of another than the harness's, all refuse. */
+int harness_kernels_of(harness *h, const problem *p, fattn_device device, kernel_entry entries[KERNELS_MAX]);
 
 enum { CASE_INPUTS_MAX = 24, CASE_OUTPUTS_MAX = 5 };
 

@@ -82,7 +82,7 @@ static bool ensure_workspace(decoder *d, const attention *a)
     d->workspace_bytes = 0;
     d->workspace = dev->run->allocate(dev, bytes);
     if (!d->workspace)
-        return train_fail_as(TRAIN_ERROR_WORK, "no memory for attention: it needs %zu bytes", bytes);
+        return train_fail_for("attention");
     d->workspace_bytes = bytes;
     return true;
 }
@@ -91,11 +91,10 @@ static bool prepare(decoder *d)
 {
     device *dev = d->m->device;
     lay_out(d);
-    d->host_logits = malloc((size_t)d->m->config.vocab * sizeof *d->host_logits);
+    d->host_logits = train_calloc((size_t)d->m->config.vocab, sizeof *d->host_logits);
     d->block = d->host_logits ? dev->run->allocate(dev, d->block_bytes) : NULL;
     if (!d->block)
-        return train_fail_as(TRAIN_ERROR_WORK, "no memory for a cache of %" PRId64 " tokens: it needs %zu bytes", d->capacity,
-                             d->block_bytes);
+        return train_fail_for("a cache of %" PRId64 " tokens", d->capacity);
     lay_out(d);
     attention one = problem(d, 1, d->capacity), many = problem(d, d->chunk, d->capacity);
     return ensure_workspace(d, &one) && ensure_workspace(d, &many);
@@ -108,11 +107,9 @@ decoder *decoder_create(const model *m, const runtime *r, attention_path path, i
         train_fail("the cache is to hold %" PRId64 " tokens, but the model takes 1 .. %" PRId64, capacity, c->max_seq);
         return NULL;
     }
-    decoder *d = calloc(1, sizeof *d);
-    if (!d) {
-        train_fail_as(TRAIN_ERROR_WORK, "no memory for a decoder");
+    decoder *d = train_calloc(1, sizeof *d);
+    if (!d)
         return NULL;
-    }
     *d = (decoder){.m = m,
                    .r = r,
                    .path = path,

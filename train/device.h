@@ -33,9 +33,10 @@ typedef struct device_table {
     bool (*wait)(device *d, device_mark mark);
     void (*close)(device *d);
     /* Operations between note_begin and note_end are not done, but noted with all their fields; replay does them as a whole, in
-     * less time than one by one. NULL where a device gains nothing by that. */
+     * less time than one by one. NULL where a device gains nothing by that. good: false, where one of them failed; then what
+     * was noted is dropped, note_end gives NULL and train_error() stays. */
     bool (*note_begin)(device *d);
-    void *(*note_end)(device *d);
+    void *(*note_end)(device *d, bool good);
     bool (*replay)(device *d, void *noted);
     void (*forget)(device *d, void *noted);
 

@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static _Thread_local char line[768];
 static _Thread_local train_error_class line_kind;
@@ -53,4 +54,22 @@ bool train_fail_as(train_error_class kind, const char *format, ...)
     set_line(kind, format, list);
     va_end(list);
     return false;
+}
+
+bool train_fail_for(const char *format, ...)
+{
+    char what[sizeof line / 2];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(what, sizeof what, format, list);
+    va_end(list);
+    return line_kind == TRAIN_ERROR_WORK && train_fail_as(line_kind, "%s, for %s", line, what);
+}
+
+void *train_calloc(size_t count, size_t size)
+{
+    void *memory = calloc(count, size);
+    if (!memory)
+        train_fail_as(TRAIN_ERROR_WORK, "no memory: %zu times %zu bytes are needed", count, size);
+    return memory;
 }

@@ -6,6 +6,7 @@
 #define TRAIN_ERROR_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef enum train_error_class {
     TRAIN_ERROR_GIVEN, /* what was given is wrong: an option, a file */
@@ -23,5 +24,11 @@ train_error_class train_error_kind(void);
 __attribute__((format(printf, 1, 2))) bool train_fail(const char *format, ...);
 /* The same for any kind; train_error_kind() keeps that of the line which the new one is about. */
 __attribute__((format(printf, 2, 3))) bool train_fail_as(train_error_class kind, const char *format, ...);
+/* Adds to the line what the work was for whose failure it tells of: "no memory: 64 bytes are needed, for a step". A line about
+ * what was given stays as it is. Returns false. */
+__attribute__((format(printf, 1, 2))) bool train_fail_for(const char *format, ...);
+
+/* Zeroed memory of the host, for free(); NULL, with the line set, where there is none. */
+void *train_calloc(size_t count, size_t size);
 
 #endif

@@ -243,21 +243,21 @@ model *model_create(const model_config *config, uint64_t seed)
     if (!model_config_check(config))
         return NULL;
     append_all(&l, config);
-    model *m = calloc(1, sizeof *m);
+    model *m = train_calloc(1, sizeof *m);
     if (m) {
         m->config = *config;
         m->device = device_cpu();
         m->parameter_count = l.count;
         m->size = l.size;
         m->weights = l.weights;
-        m->parameters = calloc((size_t)l.count, sizeof *m->parameters);
-        m->layer = calloc((size_t)config->layers + 1, sizeof *m->layer);
+        m->parameters = train_calloc((size_t)l.count, sizeof *m->parameters);
+        m->layer = train_calloc((size_t)config->layers + 1, sizeof *m->layer);
         m->data = zeroed(m->device, (size_t)l.size * sizeof *m->data);
         m->rope_cos = zeroed(m->device, rope_bytes(config));
         m->rope_sin = zeroed(m->device, rope_bytes(config));
     }
     if (!m || !m->parameters || !m->layer || !m->data || !m->rope_cos || !m->rope_sin) {
-        train_fail_as(TRAIN_ERROR_WORK, "no memory for a model of %" PRId64 " parameters", l.weights);
+        train_fail_for("a model of %" PRId64 " parameters", l.weights);
         model_free(m);
         return NULL;
     }
@@ -351,7 +351,7 @@ bool model_need_grad(model *m)
         return true;
     m->grad = zeroed(m->device, (size_t)m->size * sizeof *m->grad);
     if (!m->grad)
-        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the gradients of %" PRId64 " parameters", m->weights);
+        return train_fail_for("the gradients of %" PRId64 " parameters", m->weights);
     connect(m);
     return true;
 }

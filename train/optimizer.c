@@ -44,11 +44,11 @@ static void list_pieces(const model *m, update_piece *next)
 static bool make_work(optimizer *o)
 {
     device *d = o->target->device;
-    struct optimizer_work *w = o->work = calloc(1, sizeof *w);
+    struct optimizer_work *w = o->work = train_calloc(1, sizeof *w);
     if (!w)
         return false;
     w->count = count_pieces(o->target);
-    update_piece *list = calloc((size_t)w->count, sizeof *list);
+    update_piece *list = train_calloc((size_t)w->count, sizeof *list);
     w->pieces = d->run->allocate(d, (size_t)w->count * sizeof *w->pieces);
     w->squares = d->run->allocate(d, (size_t)w->count * sizeof *w->squares);
     w->norm = d->run->allocate(d, sizeof *w->norm);
@@ -85,13 +85,13 @@ optimizer *optimizer_create(model *m, const optimizer_options *options)
 {
     if (!check_options(options) || !model_need_grad(m))
         return NULL;
-    optimizer *o = calloc(1, sizeof *o);
+    optimizer *o = train_calloc(1, sizeof *o);
     if (o) {
         o->options = *options;
         o->target = m;
     }
     if (!o || !make_moments(o) || !make_work(o)) {
-        train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser: it needs %zu bytes", 2 * (size_t)m->size * sizeof(float));
+        train_fail_for("the optimiser");
         optimizer_free(o);
         return NULL;
     }

@@ -92,11 +92,9 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
 {
     if (!check_options(m, options) || (options->backward && !model_need_grad(m)))
         return NULL;
-    model_step *s = calloc(1, sizeof *s);
-    if (!s) {
-        train_fail_as(TRAIN_ERROR_WORK, "no memory for a step");
+    model_step *s = train_calloc(1, sizeof *s);
+    if (!s)
         return NULL;
-    }
     device *d = m->device;
     s->m = m;
     s->options = *options;
@@ -106,14 +104,13 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
     s->loss = (loss_state){.targets = s->targets, .loss = d->run->allocate_shared(d, sizeof *s->loss.loss)};
     s->t = tape_create(d, r->type);
     bool ready = s->tokens && s->targets && s->loss.loss && s->t;
-    if (!ready)
-        train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
-    else {
+    if (ready) {
         record(s, r);
         ready = tape_plan(s->t, &(tape_options){.backward = options->backward, .recompute = options->recompute});
     }
     if (ready)
         return s;
+    train_fail_for("a step of %" PRId64 " tokens", s->rows);
     step_free(s);
     return NULL;
 }
@@ -155,8 +152,10 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
     if (targets && !in_range("target", targets, s->rows, -1, s->m->config.vocab))
         return false;
     const int64_t counted = count_targets(targets, s->rows);
-    if (counted != s->loss.counted)
-        tape_changed(s->t);
+    if (counted != s->loss.counted) {
+        tape_changed(s->t, TAPE_FORWARD);
+        tape_changed(s->t, TAPE_BACKWARD);
+    }
     s->loss.counted = counted;
     return d->run->put(d, s->tokens, tokens, bytes) && (!targets || d->run->put(d, s->targets, targets, bytes)) &&
            tape_forward(s->t) && d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
@@ -175,7 +174,7 @@ bool step_backward(model_step *s, float scale)
     if (!s->options.backward)
         return train_fail("this step was made for forward only");
     if (scale != s->loss.scale)
-        tape_changed(s->t);
+        tape_changed(s->t, TAPE_BACKWARD);
     s->loss.scale = scale;
     return tape_backward(s->t);
 }

@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
-
 typedef struct call {
     node *n;
     bool backward;
@@ -40,8 +38,8 @@ struct tape {
     int segment;    /* being recorded; -1: none */
     bool recompute; /* as planned */
     bool failed;
-    bool ran[DIRECTIONS];    /* since tape_changed */
-    void *noted[DIRECTIONS]; /* the device's; NULL: nothing yet */
+    bool ran[TAPE_DIRECTIONS];    /* since tape_changed */
+    void *noted[TAPE_DIRECTIONS]; /* the device's; NULL: nothing yet */
     node scrap_node;
     tensor scrap_tensor;
     unsigned char scrap_state[NODE_STATE];
@@ -49,11 +47,9 @@ struct tape {
 
 tape *tape_create(device *d, number_type type)
 {
-    tape *t = calloc(1, sizeof *t);
-    if (!t) {
-        train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
+    tape *t = train_calloc(1, sizeof *t);
+    if (!t)
         return NULL;
-    }
     t->segment = -1;
     t->device = t->scrap_node.device = d;
     t->type = type;
@@ -70,7 +66,8 @@ void tape_free(tape *t)
     }
     for (int i = 0; i < t->tensor_count; i++)
         free(t->tensors[i]);
-    tape_changed(t);
+    for (int way = 0; way < TAPE_DIRECTIONS; way++)
+        tape_changed(t, (tape_direction)way);
     free(t->nodes);
     free(t->tensors);
     free(t->calls);
@@ -418,7 +415,7 @@ bool tape_plan(tape *t, const tape_options *options)
     if (!memory_place(&t->memory))
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for the plan of a step");
     if (!memory_allocate(&t->memory, t->device))
-        return train_fail_as(TRAIN_ERROR_WORK, "no memory for a step: it needs %zu bytes", t->memory.bytes);
+        return false;
     set_addresses(t);
     return true;
 }
@@ -436,28 +433,23 @@ static bool replay(tape *t, int first, int end)
     return true;
 }
 
-static bool run(tape *t, direction way)
+static bool run(tape *t, tape_direction way)
 {
-    return way == FORWARD ? replay(t, 0, t->first_backward) : replay(t, t->first_backward, t->call_count);
+    return way == TAPE_FORWARD ? replay(t, 0, t->first_backward) : replay(t, t->first_backward, t->call_count);
 }
 
-static bool note(tape *t, direction way)
+static bool note(tape *t, tape_direction way)
 {
     const device_table *d = t->device->run;
     if (!d->note_begin(t->device))
         return false;
-    bool good = run(t, way);
-    void *noted = d->note_end(t->device);
-    if (good)
-        t->noted[way] = noted;
-    else if (noted)
-        d->forget(t->device, noted);
-    return good && noted;
+    t->noted[way] = d->note_end(t->device, run(t, way));
+    return t->noted[way] != NULL;
 }
 
 /* The first time the calls are done one by one: noting costs more than that, and what a library sets up when it is first used
  * may not be noted. */
-static bool run_or_replay(tape *t, direction way)
+static bool run_or_replay(tape *t, tape_direction way)
 {
     if (!t->ran[way] || !t->device->run->note_begin) {
         t->ran[way] = true;
@@ -468,22 +460,20 @@ static bool run_or_replay(tape *t, direction way)
 
 bool tape_forward(tape *t)
 {
-    return run_or_replay(t, FORWARD);
+    return run_or_replay(t, TAPE_FORWARD);
 }
 
 bool tape_backward(tape *t)
 {
-    return run_or_replay(t, BACKWARD);
+    return run_or_replay(t, TAPE_BACKWARD);
 }
 
-void tape_changed(tape *t)
+void tape_changed(tape *t, tape_direction way)
 {
-    for (int way = 0; way < DIRECTIONS; way++) {
-        if (t->noted[way])
-            t->device->run->forget(t->device, t->noted[way]);
-        t->noted[way] = NULL;
-        t->ran[way] = false;
-    }
+    if (t->noted[way])
+        t->device->run->forget(t->device, t->noted[way]);
+    t->noted[way] = NULL;
+    t->ran[way] = false;
 }
 
 const memory_plan *tape_memory(const tape *t)

@@ -85,8 +85,11 @@ typedef struct tape_options {
 bool tape_plan(tape *t, const tape_options *options);
 bool tape_forward(tape *t);
 bool tape_backward(tape *t);
-/* What nodes are told apart from the plan's addresses has changed: nothing that was noted holds any more. */
-void tape_changed(tape *t);
+
+typedef enum tape_direction { TAPE_FORWARD, TAPE_BACKWARD, TAPE_DIRECTIONS } tape_direction;
+
+/* What nodes are told in this direction, apart from the plan's addresses, has changed: what was noted holds no more. */
+void tape_changed(tape *t, tape_direction way);
 const memory_plan *tape_memory(const tape *t);
 
 #endif

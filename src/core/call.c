@@ -254,7 +254,7 @@ static fattn_status run(const fattn_context *context, const fattn_problem *probl
     if (status != FATTN_OK)
         return status;
     launch->context = context;
-    const fattn_status ran = kernel->run(problem, launch);
+    const fattn_status ran = context->backend ? context->backend->run(kernel, problem, launch) : kernel->run(problem, launch);
     if (ran == FATTN_OK && name)
         *name = kernel->name;
     return ran;

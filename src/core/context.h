@@ -12,13 +12,14 @@ typedef struct fattn_merging fattn_merging;     /* merge.h */
 typedef struct fattn_appending fattn_appending; /* cache.h */
 typedef struct fattn_looking fattn_looking;     /* look.h */
 
-/* A device that is not the CPU: how its part of a context is made and ended, and the calls that need no kernel of the registry.
- * Those get what core has read and checked, and launch their work on the call's stream. */
+/* A device that is not the CPU: how its part of a context is made and ended, and how calls run there, of kernels and others.
+ * All get what core has read and checked, and launch their work on the call's stream. */
 typedef struct fattn_backend {
     /* Opens GPU `index` for the forced kernels, NULL: none. *state is what kernels find in context->gpu; *features its
      * FATTN_CUDA_... bits. */
     fattn_status (*open)(int32_t index, const char *kernel, void **state, uint32_t *features, const char **name);
     void (*close)(void *state);
+    fattn_status (*run)(const fattn_kernel *kernel, const fattn_problem *problem, fattn_launch *launch);
     fattn_status (*merge)(const fattn_context *context, const fattn_merging *m); /* either way */
     fattn_status (*append)(const fattn_context *context, const fattn_appending *a);
     fattn_status (*look)(const fattn_context *context, const fattn_looking *l);

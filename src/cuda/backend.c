@@ -142,8 +142,49 @@ static fattn_status open_gpu(int32_t index, const char *kernel, void **state, ui
     return FATTN_OK;
 }
 
+/* --------------------------------------------------------------------------------------------------------------- calls */
+
+/* The calling thread may have another GPU's context, or none, and gets that back. */
+static fattn_status begin(const fattn_context *context)
+{
+    const cuda_gpu *gpu = context->gpu;
+    const CUresult result = gpu_driver()->cuCtxPushCurrent(gpu->context);
+    return result == CUDA_SUCCESS ? FATTN_OK : fail(result, "turning to a GPU");
+}
+
+static fattn_status end(fattn_status status)
+{
+    CUcontext before;
+    gpu_driver()->cuCtxPopCurrent(&before);
+    return status;
+}
+
+static fattn_status run(const fattn_kernel *kernel, const fattn_problem *problem, fattn_launch *at)
+{
+    const fattn_status status = begin(at->context);
+    return status == FATTN_OK ? end(kernel->run(problem, at)) : status;
+}
+
+static fattn_status merge(const fattn_context *context, const fattn_merging *m)
+{
+    const fattn_status status = begin(context);
+    return status == FATTN_OK ? end(cuda_merge(context, m)) : status;
+}
+
+static fattn_status append(const fattn_context *context, const fattn_appending *a)
+{
+    const fattn_status status = begin(context);
+    return status == FATTN_OK ? end(cuda_append(context, a)) : status;
+}
+
+static fattn_status look(const fattn_context *context, const fattn_looking *l)
+{
+    const fattn_status status = begin(context);
+    return status == FATTN_OK ? end(cuda_look(context, l)) : status;
+}
+
 const fattn_backend fattn_cuda_backend = {
-    .open = open_gpu, .close = close_gpu, .merge = cuda_merge, .append = cuda_append, .look = cuda_look};
+    .open = open_gpu, .close = close_gpu, .run = run, .merge = merge, .append = append, .look = look};
 
 /* ------------------------------------------------------------------------------------------------------------ launching */
 
@@ -153,7 +194,6 @@ static fattn_status launch(const fattn_launch *at, cuda_image_id image, int func
     const gpu_driver_calls *cu = gpu_driver();
     const cuda_gpu *gpu = at->context->gpu;
     const cuda_function *f = &images[image]->functions[function];
-    CUcontext before;
     if (shape.blocks == 0)
         return FATTN_OK;
     /* Only where machine code that waits is run: PTX for 8.0 has no word for it. */
@@ -169,11 +209,7 @@ static fattn_status launch(const fattn_launch *at, cuda_image_id image, int func
                                    .hStream = at->stream,
                                    .attrs = &overlaps,
                                    .numAttrs = early && gpu->capability == 90};
-    CUresult result = cu->cuCtxPushCurrent(gpu->context);
-    if (result != CUDA_SUCCESS)
-        return fail(result, "launching a kernel");
-    result = cu->cuLaunchKernelEx(&config, gpu->function[image][function], arguments, NULL);
-    cu->cuCtxPopCurrent(&before);
+    const CUresult result = cu->cuLaunchKernelEx(&config, gpu->function[image][function], arguments, NULL);
     return result == CUDA_SUCCESS ? FATTN_OK : fail(result, f->name);
 }
 

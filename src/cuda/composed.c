@@ -231,7 +231,6 @@ static void result(work *w, const fattn_view *view, const layout *s, float *left
                             .pieces = pieces_of(w, s),
                             .by = (float)by,
                             .dtype = s->dtype,
-                            .right_dtype = problem->desc.dtype,
                             .keys = s->keys,
                             .copied = !plain,
                             .none = !any};
@@ -243,7 +242,7 @@ static void result(work *w, const fattn_view *view, const layout *s, float *left
 static void go_over_rows(work *w, int function)
 {
     const fattn_desc *d = &w->problem->desc;
-    const bool adjusted = fattn_scores_change(d) || d->dropout != 0, block = d->seq_k > COMPOSED_WARP_KEYS;
+    const bool adjusted = cuda_adjusts(d), block = d->seq_k > COMPOSED_WARP_KEYS;
     const int threads = block ? COMPOSED_BLOCK_THREADS : COMPOSED_THREADS, teams = block ? 1 : COMPOSED_THREADS / 32;
     w->matrices.tiles = cuda_tiles(d->seq_q, teams * COMPOSED_TEAM_ROWS);
     const cuda_shape blocks = {w->matrices.tiles * d->batch * d->heads_q, threads};

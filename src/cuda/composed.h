@@ -43,7 +43,7 @@ typedef struct composed_result {
     int64_t heads, rows, columns, pitch;
     int64_t pieces;
     float by; /* the product's factor */
-    int32_t dtype, right_dtype;
+    int32_t dtype;
     int32_t keys;   /* to's rows are keys */
     int32_t copied; /* `from` is not `to` */
     int32_t none;   /* there was no product */

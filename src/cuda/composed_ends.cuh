@@ -61,7 +61,7 @@ __device__ __forceinline__ float composed_sum_rows(const fattn_problem &problem,
                                                    long long b, long long h_kv, int k, long long c)
 {
     const fattn_desc &d = problem.desc;
-    const size_t size = fattn_dtype_size(result.right_dtype);
+    const size_t size = fattn_dtype_size(d.dtype);
     float sum = 0;
     for (long long row = 0; row < problem.group * d.seq_q; row++) {
         const long long number = (b * d.heads_kv + h_kv) * problem.group * d.seq_q + row;
@@ -69,7 +69,7 @@ __device__ __forceinline__ float composed_sum_rows(const fattn_problem &problem,
         if (k < r.lo || k >= r.hi || matrices.state[number] != 0)
             continue;
         sum = fmaf(exact_load<float>(result.left + number * matrices.pitch * 4, d.dtype, k),
-                   exact_load<float>(fattn_query_row(&result.right, size, &r.seq, r.h, r.i), result.right_dtype, c), sum);
+                   exact_load<float>(fattn_query_row(&result.right, size, &r.seq, r.h, r.i), d.dtype, c), sum);
     }
     return sum;
 }

@@ -108,7 +108,7 @@ static inline bool cuda_in_lines(const fattn_view *view, int64_t size, int64_t c
 /* Whether scores or probabilities are more than products and powers. */
 static inline bool cuda_adjusts(const fattn_desc *d)
 {
-    return fattn_scores_change(d) || d->dropout != 0 || d->kv_dtype == FATTN_I8;
+    return fattn_scores_change(d) || d->dropout != 0;
 }
 
 /* The next `bytes` of a workspace, which may be NULL: then only *used counts. */
@@ -119,8 +119,8 @@ static inline void *cuda_place(unsigned char *workspace, size_t *used, int64_t b
     return at;
 }
 
-/* Launches kernel number `function` of an image on the call's stream. arguments: addresses of its parameters. Nothing to do if
- * there are no blocks. */
+/* Launches kernel number `function` of an image on the call's stream, in the current context, which is the GPU's. arguments:
+ * addresses of its parameters. Nothing to do if there are no blocks. */
 fattn_status cuda_launch(const fattn_launch *at, cuda_image_id image, int function, cuda_shape shape, void **arguments);
 
 /* The same of a kernel that may begin before those before it in the stream end, for which it waits (ptx.cuh), with `shared`

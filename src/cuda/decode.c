@@ -59,8 +59,7 @@ static int64_t units_of(const fattn_problem *problem, decode_call *call)
     call->widths = cuda_tiles(d->dim_v, size->width);
     call->pages = d->page_size > 0 ? cuda_tiles(d->seq_k, d->page_size) : 0;
     call->row_tiles = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-    call->units = rows == 0 ? 0 : cuda_blocks(cuda_blocks(call->chunks, call->widths), cuda_blocks(d->heads_kv, d->batch));
-    return call->units;
+    return rows == 0 ? 0 : cuda_blocks(cuda_blocks(call->chunks, call->widths), cuda_blocks(d->heads_kv, d->batch));
 }
 
 /* Blocks of the second launch: rows. */
@@ -82,7 +81,7 @@ static fattn_status decode(const fattn_problem *problem, const fattn_launch *at)
 {
     const fattn_desc *d = &problem->desc;
     const bool bytes = d->kv_dtype == FATTN_I8, bf16 = d->dtype == FATTN_BF16;
-    const bool adjusted = fattn_scores_change(d) || d->dropout != 0;
+    const bool adjusted = cuda_adjusts(d);
     const int size = size_of(d), function = FUNCTIONS_OF_SIZE * size + 2 * (bf16 + bytes) + adjusted;
     const int64_t kv_size = bytes ? 1 : 2;
     decode_call call = {.adjusted = adjusted,

@@ -36,7 +36,6 @@ bool cuda_decode_divides(const fattn_problem *problem);
 /* What a launch says besides the problem. */
 typedef struct decode_call {
     int64_t chunks, widths;            /* of a sequence's keys; of columns of values */
-    int64_t units;                     /* chunks of all */
     int64_t pages;                     /* in a row of the page table */
     int32_t row_tiles;                 /* of 16 rows: 1, 2 or 4. As many warps share a tile of keys */
     int32_t adjusted;                  /* scores or probabilities are more than products and powers, factors aside */

@@ -54,7 +54,8 @@ __device__ inline void describe(const fattn_problem &problem, const hopper_call 
     const int lane = threadIdx.x % 32, first = p.m * S::rows;
     const int rows = (int)min((long long)(call.group * seq.seq_q - first), (long long)S::rows);
     int2 *places = (int2 *)((unsigned char *)about + HOPPER_ABOUT);
-    int all_lo = INT_MAX, all_hi = 0;
+    int all_lo = INT_MAX, all_hi = 0, own_lo[S::warpgroups], own_hi[S::warpgroups];
+#pragma unroll
     for (int w = 0; w < S::warpgroups; w++) {
         int lo = INT_MAX, hi = 0;
         for (int r = w * HOPPER_ROWS + lane; r < (w + 1) * HOPPER_ROWS; r += 32) {
@@ -69,18 +70,19 @@ __device__ inline void describe(const fattn_problem &problem, const hopper_call 
             }
             places[r] = place;
         }
-        lo = __reduce_min_sync(ALL, lo) / S::keys;
-        hi = (__reduce_max_sync(ALL, hi) + S::keys - 1) / S::keys;
-        all_lo = min(all_lo, lo);
-        all_hi = max(all_hi, hi);
-        about->own_lo[w] = lo;
-        about->own_hi[w] = hi;
+        own_lo[w] = __reduce_min_sync(ALL, lo) / S::keys;
+        own_hi[w] = (__reduce_max_sync(ALL, hi) + S::keys - 1) / S::keys;
+        all_lo = min(all_lo, own_lo[w]);
+        all_hi = max(all_hi, own_hi[w]);
     }
     if (all_lo >= all_hi)
         all_lo = 0, all_hi = 1;
-    for (int w = 0; w < S::warpgroups; w++)
-        if (about->own_lo[w] >= about->own_hi[w])
-            about->own_lo[w] = all_hi - 1, about->own_hi[w] = all_hi;
+#pragma unroll
+    for (int w = 0; w < S::warpgroups; w++) {
+        const bool none = own_lo[w] >= own_hi[w];
+        about->own_lo[w] = none ? all_hi - 1 : own_lo[w];
+        about->own_hi[w] = none ? all_hi : own_hi[w];
+    }
     about->b = p.b;
     about->head = p.head * call.group;
     about->first = first;

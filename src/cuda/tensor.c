@@ -71,11 +71,17 @@ static int backward_size_of(const fattn_desc *d)
     return size;
 }
 
+/* Bytes are widened where scores are looked at. */
+static bool adjusts(const fattn_desc *d)
+{
+    return cuda_adjusts(d) || d->kv_dtype == FATTN_I8;
+}
+
 static int64_t forward_blocks(const fattn_problem *problem, tensor_call *call)
 {
     const fattn_desc *d = &problem->desc;
     const forward_size *size = &forward_sizes[forward_size_of(d)];
-    call->tiles = cuda_tiles(problem->group * d->seq_q, size->rows[cuda_adjusts(d)]);
+    call->tiles = cuda_tiles(problem->group * d->seq_q, size->rows[adjusts(d)]);
     call->widths = cuda_tiles(d->dim_v, size->width);
     return cuda_blocks(cuda_blocks(call->tiles, call->widths), cuda_blocks(d->heads_kv, d->batch));
 }
@@ -84,7 +90,7 @@ static fattn_status forward(const fattn_problem *problem, const fattn_launch *at
 {
     const fattn_desc *d = &problem->desc;
     const bool bytes = d->kv_dtype == FATTN_I8, bf16 = d->dtype == FATTN_BF16;
-    const int function = 4 * forward_size_of(d) + 2 * bf16 + cuda_adjusts(d);
+    const int function = 4 * forward_size_of(d) + 2 * bf16 + adjusts(d);
     tensor_call call = {.q_lines = cuda_in_lines(&at->q, 2, d->dim),
                         .k_lines = !bytes && cuda_in_lines(&at->k, 2, d->dim),
                         .v_lines = !bytes && cuda_in_lines(&at->v, 2, d->dim_v)};

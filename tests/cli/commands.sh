@@ -17,6 +17,7 @@ right 'attention|gemm' bench --help
 
 json info --json
 right 'ref_forward' info
+right '^  forward   ref_forward  *cpu  *runs here' info
 wrong "'extra'" info extra
 
 wrong "--seed: 'x'" check --seed x
@@ -130,6 +131,12 @@ if grep -q '"op":"sgemm"' "$out"; then
 fi
 wrong "--size: '2.5'" bench gemm --size 2.5
 json bench train --json --hidden 32 --layers 1 --ffn 16 --head-dim 16,32 --seq 8,16 --tokens 32 --seconds 0.001
+for field in op version device device_name threads dtype parameters hidden layers ffn vocab head_dim seq batch attention \
+    tokens_per_s ms mem_bytes; do
+    grep -q "\"$field\":" "$out" || complain "no '$field' in what bench train prints"
+done
+right 'flash .* 1.00 ' bench train --attention flash --vocab 40 --hidden 32 --layers 1 --ffn 16 --head-dim 16 --seq 8 --tokens 32 \
+    --seconds 0.001
 wrong 'does not divide' bench train --hidden 32 --head-dim 12
 wrong 'f32 only' bench train --dtype bf16
 

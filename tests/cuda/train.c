@@ -230,6 +230,74 @@ static void runs(void **state)
     compare_runs(NUMBER_BF16, "flash", 1e-2);
 }
 
+/* What changes between the steps of a run after a device noted their work: targets that do not count, the factor of the
+ * gradients, micro-batches. A whole batch without targets, too. */
+static const struct {
+    int without, parts;
+    float scale;
+} script[] = {{2, 1, 1}, {2, 1, 1}, {2, 1, 1},    {9, 1, 1},    {9, 1, 1},    {9, 1, 1},    {9, 2, 0.5f}, {9, 2, 0.5f},
+              {9, 1, 8}, {9, 1, 8}, {2, 3, 0.3f}, {2, 3, 0.3f}, {2, 3, 0.3f}, {ROWS, 1, 1}, {ROWS, 1, 1}, {2, 1, 1}};
+enum { LINES = sizeof script / sizeof *script };
+
+/* fresh: every micro-batch has a step of its own, whose work is never noted. losses: of an update, added up. */
+static void follow_script(const runtime *r, const char *path, bool fresh, double losses[LINES], double norms[LINES],
+                          float **parameters)
+{
+    const model_config *c = &configs[0];
+    const optimizer_options options = optimizer_defaults();
+    int32_t tokens[ROWS], targets[ROWS];
+    double loss;
+    model *m = model_on(r, c);
+    model_step *s = NULL;
+    optimizer *o = optimizer_create(m, &options);
+    require(o);
+    for (int i = 0; i < LINES; i++) {
+        require(model_zero_grad(m));
+        losses[i] = 0;
+        for (int part = 0; part < script[i].parts; part++) {
+            if (fresh)
+                step_free(s);
+            s = fresh || !s ? step_on(r, m, path, false) : s;
+            random_tokens(tokens, ROWS, c->vocab, 10 * (uint64_t)i + (uint64_t)part);
+            random_tokens(targets, ROWS, c->vocab, 1000 + 10 * (uint64_t)i + (uint64_t)part);
+            for (int row = 0; row < script[i].without; row++)
+                targets[row] = -1;
+            require(step_forward(s, tokens, targets, &loss) && step_backward(s, script[i].scale));
+            losses[i] += loss;
+        }
+        require(optimizer_update(o, 1e-3, &norms[i]));
+    }
+    *parameters = fetch(m, m->data);
+    optimizer_free(o);
+    step_free(s);
+    model_free(m);
+}
+
+static void changes(void **state)
+{
+    (void)state;
+    need_gpu();
+    double losses[3][LINES], norms[3][LINES];
+    float *parameters[3];
+    for (int type = 0; type < TYPES; type++) {
+        const double bound = type == NUMBER_BF16 ? 1e-2 : 2e-5;
+        follow_script(test_runtime(), "flash", false, losses[0], norms[0], &parameters[0]);
+        follow_script(&gpu[type], "flash", false, losses[1], norms[1], &parameters[1]);
+        follow_script(&gpu[type], "flash", true, losses[2], norms[2], &parameters[2]);
+        model *m = random_model(&configs[0], 5);
+        assert_memory_equal(losses[1], losses[2], sizeof losses[1]);
+        assert_memory_equal(norms[1], norms[2], sizeof norms[1]);
+        assert_memory_equal(parameters[1], parameters[2], (size_t)m->size * sizeof(float));
+        model_free(m);
+        for (int i = 0; i < LINES; i++) {
+            check_error("loss", fabs(losses[1][i] - losses[0][i]), bound * losses[0][i]);
+            check_error("norm", fabs(norms[1][i] - norms[0][i]), 20 * bound * norms[0][i]);
+        }
+        for (int i = 0; i < 3; i++)
+            free(parameters[i]);
+    }
+}
+
 /* A norm that is no number changes nothing. */
 static void not_finite(void **state)
 {
@@ -364,9 +432,9 @@ static void checkpoints(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_f32), cmocka_unit_test(gradients_bf16),
-                                       cmocka_unit_test(runs),          cmocka_unit_test(not_finite),
-                                       cmocka_unit_test(decoding),      cmocka_unit_test(blocks_of_bf16),
-                                       cmocka_unit_test(checkpoints)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_f32),  cmocka_unit_test(gradients_bf16),
+                                       cmocka_unit_test(runs),           cmocka_unit_test(changes),
+                                       cmocka_unit_test(not_finite),     cmocka_unit_test(decoding),
+                                       cmocka_unit_test(blocks_of_bf16), cmocka_unit_test(checkpoints)};
     return cmocka_run_group_tests_name("train on a GPU", tests, open_gpu, close_gpu);
 }

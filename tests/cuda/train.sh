@@ -45,13 +45,20 @@ sys.exit(not good)
 P
 done
 
+# What the GPU says of its memory is not lost on the way.
+"$fattn" train --device cuda --steps 1 --batch 100000 --seq 1024 --eval-every 0 --sample-every 0 2>"$dir/err"
+[ $? -eq 1 ] && grep -q 'CUDA_ERROR_OUT_OF_MEMORY.*, for a step of' "$dir/err" || complain "too large a step: $(cat "$dir/err")"
+
 # 10 steps and 10 are 20; the second half may be on the other device, or in another type.
 train --flash --schedule constant --steps 20 --device cuda --out "$dir/whole"
 train --flash --schedule constant --steps 10 --device cuda --out "$dir/half"
 run train --resume "$dir/half" --steps 20
 cmp -s "$dir/whole/model.safetensors" "$dir/half/model.safetensors" || complain 'resumed on the GPU: not the same bits'
 run train --resume "$dir/half" --steps 22 --device cpu
+grep -q "device cpu instead of the checkpoint's cuda" "$dir/err" || complain 'resumed on the CPU: no note'
 run train --resume "$dir/half" --steps 24 --device cuda --dtype bf16
+grep -q "dtype bf16 instead of the checkpoint's f32" "$dir/err" || complain 'resumed in another type: no note'
+grep -q device_name "$dir/f32" && ! grep -q threads_used "$dir/f32" || complain 'the log of a GPU run: no device, or threads'
 
 eval="eval --model $dir/whole --attention composed,flash,block:32 --max-tokens 2000 --json"
 run $eval >"$dir/cpu"

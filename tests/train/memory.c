@@ -238,12 +238,12 @@ static void kinds_of_errors(void **state)
     assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
     train_fail_as(train_error_kind(), "evaluation: %s", train_error());
     assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
-    assert_non_null(strstr(train_error(), "evaluation: no memory for a step: it needs"));
+    assert_non_null(strstr(train_error(), "evaluation: no memory: "));
     assert_null(step_create(m, test_runtime(), &(step_options){.batch = 0, .seq = 64}));
     assert_int_equal(train_error_kind(), TRAIN_ERROR_GIVEN);
     assert_null(step_create(m, test_runtime(), &backward));
     assert_int_equal(train_error_kind(), TRAIN_ERROR_WORK);
-    assert_non_null(strstr(train_error(), "no memory for the gradients"));
+    assert_non_null(strstr(train_error(), ", for the gradients of "));
     train_fail("nothing");
     assert_null(optimizer_create(m, &options));
     assert_null(decoder_create(m, test_runtime(), path_of("flash"), 64));

@@ -8,7 +8,8 @@
 enum {
     CUDA_THREADS = 256, /* of every block */
     CUDA_CHUNKS = 264,  /* blocks that sums over rows are cut into: two for each multiprocessor of an H200 */
-    CUDA_COLUMNS = 32,  /* columns of a block of add_chunks; of embedding_backward at least, 128 where they come in fours */
+    CUDA_COLUMNS = 32,  /* columns of a block of add_chunks, and of a warp of embedding_backward: 4 times as many at best */
+    CUDA_SCAN = 4096,   /* tokens that a block of embedding_backward looks at, at a time */
     CUDA_HELD = 1024    /* columns of a row that rmsnorm_backward_held takes at most; a multiple of 4 */
 };
 

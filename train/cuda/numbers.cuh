@@ -1,6 +1,6 @@
 /*
- * What the trainer's kernels share: numbers of both types as floats, singly and four at a time, and sums over a warp and a
- * block in a fixed order. Nothing adds with atomics, so that results are the same bits in every run.
+ * What the trainer's kernels share: numbers of both types as floats, singly and four or eight at a time, and sums over a warp
+ * and a block in a fixed order. Nothing adds with atomics, so that results are the same bits in every run.
  */
 #ifndef TRAIN_CUDA_NUMBERS_CUH
 #define TRAIN_CUDA_NUMBERS_CUH
@@ -41,7 +41,7 @@ __device__ inline void set(bf16 &to, float x)
     to = __float2bfloat16_rn(x);
 }
 
-/* V numbers that follow each other, V 1 or 4. */
+/* V numbers that follow each other, V 1, 4 or 8. */
 template <int V> struct some {
     float x[V];
 };
@@ -59,6 +59,31 @@ __device__ inline some<4> load_four(const bf16 *p)
             __uint_as_float(b.y & 0xffff0000u)};
 }
 
+__device__ inline some<8> load_eight(const float *p)
+{
+    const float4 f = *(const float4 *)p, g = *(const float4 *)(p + 4);
+    return {f.x, f.y, f.z, f.w, g.x, g.y, g.z, g.w};
+}
+
+__device__ inline some<8> load_eight(const bf16 *p)
+{
+    const uint4 b = *(const uint4 *)p;
+    const uint32_t twos[] = {b.x, b.y, b.z, b.w};
+    some<8> s;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        s.x[2 * n] = __uint_as_float(twos[n] << 16);
+        s.x[2 * n + 1] = __uint_as_float(twos[n] & 0xffff0000u);
+    }
+    return s;
+}
+
+__device__ inline uint32_t two(float low, float high)
+{
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&both;
+}
+
 __device__ inline void store_four(float *p, const some<4> &s)
 {
     *(float4 *)p = make_float4(s.x[0], s.x[1], s.x[2], s.x[3]);
@@ -66,13 +91,25 @@ __device__ inline void store_four(float *p, const some<4> &s)
 
 __device__ inline void store_four(bf16 *p, const some<4> &s)
 {
-    const __nv_bfloat162 low = __floats2bfloat162_rn(s.x[0], s.x[1]), high = __floats2bfloat162_rn(s.x[2], s.x[3]);
-    *(uint2 *)p = make_uint2(*(const uint32_t *)&low, *(const uint32_t *)&high);
+    *(uint2 *)p = make_uint2(two(s.x[0], s.x[1]), two(s.x[2], s.x[3]));
+}
+
+__device__ inline void store_eight(float *p, const some<8> &s)
+{
+    *(float4 *)p = make_float4(s.x[0], s.x[1], s.x[2], s.x[3]);
+    *(float4 *)(p + 4) = make_float4(s.x[4], s.x[5], s.x[6], s.x[7]);
+}
+
+__device__ inline void store_eight(bf16 *p, const some<8> &s)
+{
+    *(uint4 *)p = make_uint4(two(s.x[0], s.x[1]), two(s.x[2], s.x[3]), two(s.x[4], s.x[5]), two(s.x[6], s.x[7]));
 }
 
 template <int V, typename T> __device__ inline some<V> load(const T *p)
 {
-    if constexpr (V == 4)
+    if constexpr (V == 8)
+        return load_eight(p);
+    else if constexpr (V == 4)
         return load_four(p);
     else
         return {number(*p)};
@@ -80,16 +117,23 @@ template <int V, typename T> __device__ inline some<V> load(const T *p)
 
 template <int V, typename T> __device__ inline void store(T *p, const some<V> &s)
 {
-    if constexpr (V == 4)
+    if constexpr (V == 8)
+        store_eight(p, s);
+    else if constexpr (V == 4)
         store_four(p, s);
     else
         set(*p, s.x[0]);
 }
 
-/* Can rows that begin at p, `stride` apart, be read four numbers at a time? */
+/* Can rows that begin at p, `stride` apart, be read four numbers, or eight, at a time? */
 template <typename T> __device__ inline bool in_fours(const T *p, int64_t stride)
 {
     return (uintptr_t)p % (4 * sizeof(T)) == 0 && stride % 4 == 0;
+}
+
+template <typename T> __device__ inline bool in_eights(const T *p, int64_t stride)
+{
+    return (uintptr_t)p % 16 == 0 && stride % 8 == 0;
 }
 
 /* n / d of what is not negative: 32 bits, where they do, are several times faster. */

@@ -1,10 +1,16 @@
 /*
- * Products by cuBLAS, which counts by columns: what is row-major here it sees transposed, so C^T = op(B)^T op(A)^T. Sums are
- * float also where cuBLAS cuts a product along k.
+ * Products by cuBLASLt (gpu/cublas.h), with memory of their own to work in.
  *
- * cublasGemmEx adds to what is in C. Where the sum goes elsewhere (a residual), cuBLASLt reads the one and writes the other.
+ * What cuBLASLt thinks the fastest algorithm takes up to twice the time of the best that it knows. So the first call of a large
+ * product tries those it names, with the numbers at hand. A faster one is taken only if its results have the bits of the
+ * first's, as those do that add in the same order: then what was measured, which differs from run to run, decides about time
+ * alone.
  */
 #include "train/cuda/product.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "train/error.h"
 
@@ -15,25 +21,22 @@ static bool done(cublasStatus_t status)
            train_fail_as(TRAIN_ERROR_WORK, "cuBLAS: %s", gpu_cublas_error_text(status, text, sizeof text));
 }
 
-bool products_open(products *p, void *stream, void *workspace)
+bool products_open(products *p, gpu_device *gpu, void *workspace)
 {
     const gpu_cublas_calls *blas = gpu_cublas();
     if (!blas)
         return train_fail("%s", gpu_cublas_absent());
-    p->stream = stream;
+    p->gpu = gpu;
     p->workspace = workspace;
-    return done(blas->cublasCreate(&p->plain)) && done(blas->cublasLtCreate(&p->beside)) &&
-           done(blas->cublasSetStream(p->plain, stream)) &&
-           done(blas->cublasSetWorkspace(p->plain, workspace, PRODUCT_WORKSPACE)) &&
-           done(blas->cublasSetMathMode(p->plain, CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
+    p->tuned = train_calloc(TUNED_MOST, sizeof *p->tuned);
+    return p->tuned && done(blas->cublasLtCreate(&p->handle));
 }
 
 void products_close(products *p)
 {
-    if (p->plain)
-        gpu_cublas()->cublasDestroy(p->plain);
-    if (p->beside)
-        gpu_cublas()->cublasLtDestroy(p->beside);
+    if (p->handle)
+        gpu_cublas()->cublasLtDestroy(p->handle);
+    free(p->tuned);
 }
 
 static cudaDataType type_of(number_type type)
@@ -41,84 +44,187 @@ static cudaDataType type_of(number_type type)
     return type == NUMBER_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-static cublasOperation_t operation(bool transpose)
+/* What the address is a multiple of, as far as algorithms ask. */
+static uint32_t alignment_of(const void *address)
 {
-    return transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
+    enum { MOST = 256 };
+    const uintptr_t lowest = (uintptr_t)address & -(uintptr_t)address;
+    return lowest && lowest < MOST ? (uint32_t)lowest : MOST;
 }
 
-static bool in_place(products *p, const product_call *c)
+static uint32_t alignment(const product_call *c)
 {
-    const float one = 1;
-    return done(gpu_cublas()->cublasGemmEx_64(p->plain, operation(c->transpose_b), operation(c->transpose_a), c->n, c->m, c->k,
-                                              &one, c->b, type_of(c->type), c->ldb, c->a, type_of(c->type), c->lda, &c->beta,
-                                              c->c, type_of(c->c_type), c->ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    const uint32_t each[] = {alignment_of(c->a), alignment_of(c->b), alignment_of(c->c), alignment_of(c->from)};
+    uint32_t least = each[0];
+    for (int i = 1; i < 4; i++)
+        least = each[i] < least ? each[i] : least;
+    return least;
 }
 
-/* ---------------------------------------------------------------------------------------------------- not in its place */
-
-/* Room for what cuBLASLt makes, which may be newer than the header that this was compiled with, and have more to say. */
-typedef union room {
-    cublasLtMatmulDescOpaque_t how;
-    cublasLtMatrixLayoutOpaque_t layout;
-    cublasLtMatmulPreferenceOpaque_t preference;
-    uint64_t bytes[128];
-} room;
-
-/* A product as cuBLASLt takes it: of its operands a is the call's B and b its A. */
-typedef struct description {
-    room how, a, b, c;
-} description;
-
-static bool describe_matrix(room *r, number_type type, bool transpose, int64_t rows, int64_t cols, int64_t ld)
+static gpu_product describe(const product_call *c)
 {
-    return done(gpu_cublas()->cublasLtMatrixLayoutInit_internal(
-        &r->layout, sizeof *r, type_of(type), (uint64_t)(transpose ? rows : cols), (uint64_t)(transpose ? cols : rows), ld));
+    return (gpu_product){.type = type_of(c->type),
+                         .c_type = type_of(c->c_type),
+                         .transpose_a = c->transpose_a,
+                         .transpose_b = c->transpose_b,
+                         .m = c->m,
+                         .n = c->n,
+                         .k = c->k,
+                         .lda = c->lda,
+                         .ldb = c->ldb,
+                         .ldc = c->ldc,
+                         .usual = 1,
+                         .alignment = alignment(c),
+                         .workspace = PRODUCT_WORKSPACE};
 }
 
-static bool describe(const product_call *c, description *d)
+static gpu_product_at place(const products *p, const product_call *c)
 {
-    const gpu_cublas_calls *blas = gpu_cublas();
-    const cublasOperation_t a = operation(c->transpose_b), b = operation(c->transpose_a);
-    return done(blas->cublasLtMatmulDescInit_internal(&d->how.how, sizeof d->how, CUBLAS_COMPUTE_32F, CUDA_R_32F)) &&
-           done(blas->cublasLtMatmulDescSetAttribute(&d->how.how, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a)) &&
-           done(blas->cublasLtMatmulDescSetAttribute(&d->how.how, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b)) &&
-           describe_matrix(&d->a, c->type, c->transpose_b, c->k, c->n, c->ldb) &&
-           describe_matrix(&d->b, c->type, c->transpose_a, c->m, c->k, c->lda) &&
-           describe_matrix(&d->c, c->c_type, false, c->m, c->n, c->ldc);
+    return (gpu_product_at){.by = 1,
+                            .beta = c->beta,
+                            .a = c->a,
+                            .b = c->b,
+                            .d = c->from ? c->from : c->c,
+                            .c = c->c,
+                            .workspace = p->workspace,
+                            .workspace_size = PRODUCT_WORKSPACE,
+                            .stream = gpu_stream(p->gpu)};
 }
 
-/* cuBLASLt remembers its answers. */
-static bool choose(products *p, description *d, cublasLtMatmulAlgo_t *algorithm)
+/* ------------------------------------------------------------------------------------------------------------- trying out */
+
+enum { SLICES = 16, SLICE = 1 << 14, TRIES = 3, MARK_BEGIN = GPU_MARKS - 2, MARK_END };
+
+/* Bytes from all over a result, to be compared with others; some rows of another order of additions are sure to differ. */
+typedef struct sample {
+    unsigned char bytes[SLICES][SLICE];
+} sample;
+
+static bool take_sample(products *p, const void *result, size_t size, sample *s)
 {
-    const gpu_cublas_calls *blas = gpu_cublas();
-    const uint64_t most = PRODUCT_WORKSPACE;
-    room wanted;
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
-    if (!done(blas->cublasLtMatmulPreferenceInit_internal(&wanted.preference, sizeof wanted)) ||
-        !done(blas->cublasLtMatmulPreferenceSetAttribute(&wanted.preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
-                                                         sizeof most)) ||
-        !done(blas->cublasLtMatmulAlgoGetHeuristic(p->beside, &d->how.how, &d->a.layout, &d->b.layout, &d->c.layout,
-                                                   &d->c.layout, &wanted.preference, 1, &found, &count)))
-        return false;
-    if (count == 0)
-        return done(CUBLAS_STATUS_NOT_SUPPORTED);
-    *algorithm = found.algo;
+    const size_t slice = size < SLICE ? size : SLICE;
+    memset(s, 0, sizeof *s);
+    for (int i = 0; i < SLICES; i++)
+        if (!gpu_get(p->gpu, s->bytes[i], (const char *)result + (size - slice) / (SLICES - 1) * (size_t)i, slice))
+            return false;
     return true;
 }
 
-static bool beside(products *p, const product_call *c)
+/* Seconds of the fastest of a few runs; infinity where it cannot run. */
+static double time_of(products *p, gpu_product_plan *plan, const gpu_product_at *at)
 {
-    const float one = 1;
-    description d;
-    cublasLtMatmulAlgo_t algorithm;
-    return describe(c, &d) && choose(p, &d, &algorithm) &&
-           done(gpu_cublas()->cublasLtMatmul(p->beside, &d.how.how, &one, c->b, &d.a.layout, c->a, &d.b.layout, &c->beta,
-                                             c->from, &d.c.layout, c->c, &d.c.layout, &algorithm, p->workspace,
-                                             PRODUCT_WORKSPACE, p->stream));
+    double least = (double)INFINITY;
+    for (int i = 0; i < TRIES; i++) {
+        const bool ran = gpu_mark(p->gpu, MARK_BEGIN) && gpu_product_run(p->handle, plan, 1, at) == CUBLAS_STATUS_SUCCESS &&
+                         gpu_mark(p->gpu, MARK_END) && gpu_wait(p->gpu);
+        if (!ran)
+            return (double)INFINITY;
+        least = fmin(least, gpu_seconds(p->gpu, MARK_BEGIN, MARK_END));
+    }
+    return least;
+}
+
+/* Sets plan->algorithm to the fastest of those whose results have the first's bits. */
+static bool try_out(products *p, gpu_product_plan *plan, const gpu_product_choices *choices, const gpu_product_at *at,
+                    size_t size)
+{
+    sample *first = malloc(2 * sizeof *first), *other = first + 1;
+    double least = (double)INFINITY;
+    int best = 0;
+    if (!first)
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory: %zu bytes are needed", 2 * sizeof *first);
+    for (int i = 0; i < choices->count; i++) {
+        plan->algorithm = choices->algorithm[i];
+        const double seconds = time_of(p, plan, at);
+        if (seconds >= least)
+            continue;
+        if (!take_sample(p, at->c, size, i == 0 ? first : other))
+            break;
+        if (i > 0 && memcmp(first, other, sizeof *first) != 0)
+            continue;
+        least = seconds;
+        best = i;
+    }
+    free(first);
+    plan->algorithm = choices->algorithm[best];
+    if (!gpu_error(p->gpu)[0])
+        return true;
+    train_fail_as(TRAIN_ERROR_WORK, "GPU: %s", gpu_error(p->gpu));
+    gpu_forget_error(p->gpu);
+    return false;
+}
+
+/* What is added to must not be added to by every try: they write to memory of their own. Without any, or with nothing to choose
+ * from, the first algorithm stays. */
+static bool tune(products *p, const gpu_product *product, const product_call *c, gpu_product_plan *plan)
+{
+    const size_t size = (size_t)(c->m * c->ldc) * number_bytes(c->c_type);
+    const bool apart = c->beta != 0 && (!c->from || c->from == c->c);
+    gpu_product_choices choices;
+    gpu_product_at at = place(p, c);
+    if (!done(gpu_product_list(p->handle, product, plan, &choices)))
+        return false;
+    if (choices.count == 1)
+        return true;
+    if (apart && !(at.c = gpu_allocate(p->gpu, size))) {
+        gpu_forget_error(p->gpu);
+        return true;
+    }
+    const bool good = try_out(p, plan, &choices, &at, size);
+    if (apart)
+        gpu_release(p->gpu, at.c);
+    return good;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- running */
+
+/* Smaller ones take less time than a choice could save in a run. */
+static bool is_large(const product_call *c)
+{
+    return 2e-9 * (double)c->m * (double)c->n * (double)c->k > 4 && c->ldc == c->n;
+}
+
+static bool same(const gpu_product *x, const gpu_product *y)
+{
+    return x->type == y->type && x->c_type == y->c_type && x->transpose_a == y->transpose_a &&
+           x->transpose_b == y->transpose_b && x->m == y->m && x->n == y->n && x->k == y->k && x->lda == y->lda &&
+           x->ldb == y->ldb && x->ldc == y->ldc && x->alignment == y->alignment;
+}
+
+static gpu_product_plan *find(products *p, const gpu_product *product, bool adds, bool elsewhere)
+{
+    for (int i = 0; i < p->tuned_count; i++) {
+        tuned_product *t = &p->tuned[i];
+        if (t->adds == adds && t->elsewhere == elsewhere && same(&t->product, product))
+            return &t->plan;
+    }
+    return NULL;
+}
+
+/* NULL with train_error() set. own: room for one that is not kept. */
+static gpu_product_plan *plan_of(products *p, const product_call *c, gpu_product_plan *own)
+{
+    const gpu_product product = describe(c);
+    const bool adds = c->beta != 0, elsewhere = adds && c->from && c->from != c->c, large = is_large(c);
+    gpu_product_plan *plan = large ? find(p, &product, adds, elsewhere) : NULL;
+    if (plan)
+        return plan;
+    if (!large || p->noting || p->tuned_count == TUNED_MOST)
+        return done(gpu_product_choose(p->handle, &product, own)) ? own : NULL;
+    tuned_product *t = &p->tuned[p->tuned_count];
+    *t = (tuned_product){.product = product, .adds = adds, .elsewhere = elsewhere};
+    if (!tune(p, &product, c, &t->plan))
+        return NULL;
+    p->tuned_count++;
+    return &t->plan;
 }
 
 bool products_run(products *p, const product_call *c)
 {
-    return c->m == 0 || c->n == 0 || (c->from && c->from != c->c ? beside : in_place)(p, c);
+    gpu_product_plan own;
+    if (c->m == 0 || c->n == 0)
+        return true;
+    gpu_product_plan *plan = plan_of(p, c, &own);
+    const gpu_product_at at = place(p, c);
+    return plan && done(gpu_product_run(p->handle, plan, 1, &at));
 }

@@ -122,23 +122,24 @@ static bool wait_mark(device *d, device_mark m)
 static bool note_begin(device *d)
 {
     CUresult result = gpu_driver()->cuStreamBeginCapture(d->stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    cuda_of(d)->products.noting = result == CUDA_SUCCESS;
     return result == CUDA_SUCCESS || driver_failed(result, "noting work");
 }
 
-static void *note_end(device *d)
+static void *note_end(device *d, bool good)
 {
     const gpu_driver_calls *cu = gpu_driver();
     CUgraph graph = NULL;
     CUgraphExec noted = NULL;
     CUresult result = cu->cuStreamEndCapture(d->stream, &graph);
-    if (result == CUDA_SUCCESS)
+    cuda_of(d)->products.noting = false;
+    if (result == CUDA_SUCCESS && good)
         result = cu->cuGraphInstantiateWithFlags(&noted, graph, 0);
     if (graph)
         cu->cuGraphDestroy(graph);
-    if (result == CUDA_SUCCESS)
-        return noted;
-    driver_failed(result, "noting work");
-    return NULL;
+    if (result != CUDA_SUCCESS && good)
+        driver_failed(result, "noting work");
+    return noted;
 }
 
 static bool replay(device *d, void *noted)
@@ -228,11 +229,11 @@ static bool embedding_forward(device *d, const embedding_call *c)
 
 static bool embedding_backward(device *d, const embedding_call *c)
 {
-    enum { ENOUGH = 4096, GRID_Y_MOST = 65535 };
-    const int64_t columns = (c->hidden + CUDA_COLUMNS - 1) / CUDA_COLUMNS, wanted = (ENOUGH + c->vocab - 1) / c->vocab;
+    enum { ENOUGH = 4096 }; /* blocks that have something to add up */
+    const int64_t columns = (c->hidden + CUDA_COLUMNS - 1) / CUDA_COLUMNS, groups = (columns + 3) / 4;
+    const int64_t tokens = c->vocab < c->rows ? c->vocab : c->rows, wanted = (ENOUGH + tokens - 1) / tokens;
     void *arguments[] = {(void *)(uintptr_t)c};
-    return launch_grid(d, K_embedding_backward, columns < wanted ? columns : wanted,
-                       c->vocab < GRID_Y_MOST ? c->vocab : GRID_Y_MOST, arguments);
+    return launch_grid(d, K_embedding_backward, tokens, groups < wanted ? groups : wanted, arguments);
 }
 
 static bool rmsnorm_forward(device *d, const rmsnorm_call *c)
@@ -314,7 +315,7 @@ static bool load_kernels(cuda_device *c)
 static bool open_products(cuda_device *c)
 {
     c->workspace = allocate(&c->base, PRODUCT_WORKSPACE);
-    return c->workspace && products_open(&c->products, c->base.stream, c->workspace);
+    return c->workspace && products_open(&c->products, c->gpu, c->workspace);
 }
 
 static void close_device(device *d)

@@ -244,7 +244,7 @@ KERNEL add_chunks(float *total, const float *partial, int64_t cols)
 constexpr int HELD_PAIRS = HEAD_DIM_MAX / 2 / WARP;
 
 template <int V> struct lanes {
-    static constexpr int P = V == 4 ? 2 : HELD_PAIRS; /* groups of V pairs that a lane holds at most */
+    static constexpr int P = HELD_PAIRS / V; /* groups of V pairs that a lane holds at most */
     int half, team, at;
 
     __device__ inline explicit lanes(int64_t dim) : half((int)dim / 2), team(1)
@@ -336,17 +336,17 @@ template <int V, typename T> __device__ inline void qknorm_rope_forward_of(const
         head_forward<V, T>(c, l, n + lane() / l.team, n + lane() / l.team < all);
 }
 
-template <typename T> __device__ inline bool heads_in_fours(const qknorm_rope_call &c)
+template <typename T> __device__ inline bool heads_in_eights(const qknorm_rope_call &c)
 {
-    return c.dim % 8 == 0 && in_fours((const T *)c.x, c.stride) && in_fours((const T *)c.out, c.out_stride) &&
-           in_fours((const T *)c.dx, c.stride) && in_fours((const T *)c.dout, c.out_stride) && in_fours(c.weight, 4) &&
-           in_fours(c.cos, 4) && in_fours(c.sin, 4);
+    return c.dim % 16 == 0 && in_eights((const T *)c.x, c.stride) && in_eights((const T *)c.out, c.out_stride) &&
+           in_eights((const T *)c.dx, c.stride) && in_eights((const T *)c.dout, c.out_stride) && in_eights(c.weight, 8) &&
+           in_eights(c.cos, 8) && in_eights(c.sin, 8);
 }
 
 template <typename T> __device__ inline void qknorm_rope_forward(const qknorm_rope_call &c)
 {
-    if (heads_in_fours<T>(c))
-        qknorm_rope_forward_of<4, T>(c);
+    if (heads_in_eights<T>(c))
+        qknorm_rope_forward_of<8, T>(c);
     else
         qknorm_rope_forward_of<1, T>(c);
 }
@@ -436,8 +436,8 @@ template <int V, typename T> __device__ inline void qknorm_rope_backward_of(cons
 template <typename T> __device__ inline void qknorm_rope_backward(const qknorm_rope_call &c)
 {
     __shared__ float parts[WARPS * HEAD_DIM_MAX]; /* teams times dim: never more than with whole warps as teams */
-    if (heads_in_fours<T>(c))
-        qknorm_rope_backward_of<4, T>(c, parts);
+    if (heads_in_eights<T>(c))
+        qknorm_rope_backward_of<8, T>(c, parts);
     else
         qknorm_rope_backward_of<1, T>(c, parts);
 }

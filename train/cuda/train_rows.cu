@@ -67,78 +67,174 @@ KERNEL embedding_forward(const __grid_constant__ embedding_call c)
             c.out[r * c.hidden + i] = c.weight[c.tokens[r] * c.hidden + i];
 }
 
-/* Adds up V columns of some rows of dout in order, having asked for several at once. */
-template <int V> struct column_sum {
-    static constexpr int AT_ONCE = 4;
-    const float *dout;
-    int64_t hidden;
-    bool there; /* are the columns? */
-    some<V> sum;
+/*
+ * Backward: block x has a token, and adds up all rows that have it. Where there are fewer rows than tokens it has a row, and
+ * goes on with that row's token only if no row before has it: tokens that do not occur cost nothing then, however many there
+ * are. The block looks at CUDA_SCAN tokens at a time, and notes where it found its own as bits. Block y has some of the column
+ * groups, of WARP V columns each. Its warps share them out, and where there are fewer groups than warps, several have the same
+ * group, and every so many words of those bits.
+ */
+constexpr int FOUR = 4, SCAN_WORDS = CUDA_SCAN / WARP, SCANS = CUDA_SCAN / CUDA_THREADS / FOUR;
 
-    /* The rows first + b for each bit b of `found`. */
-    __device__ inline void add(int64_t first, unsigned found)
-    {
-        while (found) {
-            some<V> next[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                next[k] = {};
-                if (found && there)
-                    next[k] = load<V>(dout + (first + __ffs((int)found) - 1) * hidden);
-                found &= found - 1; /* 0 stays 0 */
-            }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++)
-#pragma unroll
-                for (int v = 0; v < V; v++)
-                    sum.x[v] += next[k].x[v];
-        }
-    }
-};
-
-/* The sum over the rows of the warp's share that hold `token`. The warp looks at 32 tokens at a time. */
-template <int V> __device__ inline some<V> sum_of_token(const embedding_call &c, int32_t token, int64_t col)
+/* The row that a bit of a word stands for, less the first. A thread looks at FOUR tokens at a time. */
+__device__ inline int row_of_bit(int word, int bit)
 {
-    const int64_t share = (c.rows + WARPS - 1) / WARPS, begin = warp() * share, rest = c.rows - begin;
-    const int64_t end = begin + (rest < share ? rest : share);
-    column_sum<V> s = {c.dout + col, c.hidden, col < c.hidden, {}};
-    for (int64_t r = begin; r < end; r += WARP)
-        s.add(r, __ballot_sync(0xffffffffu, r + lane() < end && c.tokens[r + lane()] == token));
-    return s.sum;
+    const int fours = word / WARPS / FOUR * CUDA_THREADS + word % WARPS * WARP + bit;
+    return fours * FOUR + word / WARPS % FOUR;
 }
 
-/* Block y has a token and block x some columns of its row of dweight: a lane has V columns, a warp an eighth of the rows. */
-template <int V> __device__ inline void embedding_backward_of(const embedding_call &c, some<4> (*parts)[WARP])
+/* The four tokens from row r on; -1 where there are none. */
+__device__ inline int4 four_tokens(const embedding_call &c, int64_t r)
 {
-    const int64_t wide = WARP * V;
-    for (int64_t token = blockIdx.y; token < c.vocab; token += gridDim.y)
-        for (int64_t first = blockIdx.x * wide; first < c.hidden; first += gridDim.x * wide) {
-            const int64_t col = first + lane() * V;
-            some<V> sum = sum_of_token<V>(c, (int32_t)token, col);
-            __syncthreads();
-            store<V>(parts[warp()][lane()].x, sum);
-            __syncthreads();
-            if (warp() > 0 || col >= c.hidden)
-                continue;
-            some<V> total = load<V>(c.dweight + token * c.hidden + col);
-            for (int w = 1; w < WARPS; w++)
+    if (r + FOUR <= c.rows)
+        return *(const int4 *)(c.tokens + r);
+    const int32_t *t = c.tokens + r;
+    const int64_t left = c.rows - r;
+    return make_int4(left > 0 ? t[0] : -1, left > 1 ? t[1] : -1, left > 2 ? t[2] : -1, -1);
+}
+
+enum found { NOWHERE, BEFORE, HERE };
+
+/* Does the token stand in rows first .. first + CUDA_SCAN - 1, and before row r? If not before, words[] say where. */
+__device__ inline found find_token(const embedding_call &c, int32_t token, int64_t r, int64_t first, uint32_t words[SCAN_WORDS])
+{
+    uint32_t mine = 0; /* a bit for each token that the thread looked at */
+    bool before = false;
+    static_assert(SCANS * FOUR <= 32, "they must fit");
 #pragma unroll
-                for (int v = 0; v < V; v++)
-                    sum.x[v] += parts[w][lane()].x[v];
+    for (int k = 0; k < SCANS; k++) {
+        const int4 t = four_tokens(c, first + (k * CUDA_THREADS + threadIdx.x) * FOUR);
+        mine |= (uint32_t)((t.x == token) + 2 * (t.y == token) + 4 * (t.z == token) + 8 * (t.w == token)) << k * FOUR;
+    }
+    if (!__syncthreads_or(mine != 0)) /* the words of before have been read, too */
+        return NOWHERE;
+    for (int n = 0; n < SCANS * FOUR; n++) {
+        const int word = n * WARPS + warp();
+        const bool found = mine >> n & 1;
+        const uint32_t bits = __ballot_sync(0xffffffffu, found);
+        before = before || (found && first + row_of_bit(word, lane()) < r);
+        if (lane() == 0)
+            words[word] = bits;
+    }
+    return __syncthreads_or(before) ? BEFORE : HERE;
+}
+
+/* Adds V columns of the rows that a word's bits stand for, having asked for several at once. */
+template <int V> __device__ inline void add_rows(some<V> &sum, const float *dout, int64_t hidden, int word, uint32_t bits)
+{
+    constexpr int AT_ONCE = 4;
+    while (bits) {
+        some<V> next[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            next[k] = {};
+            if (bits)
+                next[k] = load<V>(dout + row_of_bit(word, __ffs((int)bits) - 1) * hidden);
+            bits &= bits - 1; /* 0 stays 0 */
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
 #pragma unroll
             for (int v = 0; v < V; v++)
-                total.x[v] += sum.x[v];
-            store<V>(c.dweight + token * c.hidden + col, total);
+                sum.x[v] += next[k].x[v];
+    }
+}
+
+/* The rows of every so many words, in an order of their own; a warp. there: do its columns exist? */
+template <int V>
+__device__ inline void add_found(some<V> &sum, const float *dout, int64_t hidden, const uint32_t *words, int part, int parts,
+                                 bool there)
+{
+    for (int first = 0; first < SCAN_WORDS; first += WARP) {
+        const uint32_t mine = (first + lane()) % parts == part ? words[first + lane()] : 0;
+        for (uint32_t left = __ballot_sync(0xffffffffu, mine != 0); left; left &= left - 1) {
+            const int from = __ffs((int)left) - 1;
+            const uint32_t bits = __shfl_sync(0xffffffffu, mine, from);
+            if (there)
+                add_rows<V>(sum, dout, hidden, first + from, bits);
         }
+    }
+}
+
+/* The warp's part of the block's columns. */
+struct column_share {
+    int64_t group; /* its first group; further ones are `step` on */
+    int64_t step, end;
+    int part, parts; /* which of the words */
+};
+
+__device__ inline column_share share_columns(int64_t groups)
+{
+    const int64_t each = (groups + gridDim.y - 1) / gridDim.y, begin = blockIdx.y * each;
+    const int there = each < WARPS ? (int)each : WARPS, parts = WARPS / there;
+    const int64_t end = begin + each < groups ? begin + each : groups;
+    return {warp() < there * parts ? begin + warp() % there : end, there, end, warp() / there, parts};
+}
+
+/* Adds the warps' sums of a group, of which the first has the total. */
+template <int V>
+__device__ inline void keep_sum(const embedding_call &c, int32_t token, int64_t group, const column_share &s, some<V> sum,
+                                some<4> (*parts)[WARP])
+{
+    const int64_t col = (group * WARP + lane()) * V;
+    __syncthreads();
+    store<V>(parts[warp()][lane()].x, sum);
+    __syncthreads();
+    if (s.part > 0 || group >= s.end || col >= c.hidden)
+        return;
+    for (int p = 1; p < s.parts; p++)
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            sum.x[v] += parts[warp() + p * s.step][lane()].x[v];
+    some<V> total = load<V>(c.dweight + token * c.hidden + col);
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        total.x[v] += sum.x[v];
+    store<V>(c.dweight + token * c.hidden + col, total);
+}
+
+/* The whole block calls this, with the same token and r. False: no row has the token, or one before r. */
+template <int V>
+__device__ inline bool sum_token(const embedding_call &c, int32_t token, int64_t r, int64_t ahead, const column_share &s,
+                                 uint32_t *words, some<4> (*parts)[WARP])
+{
+    const int64_t group = s.group + ahead, col = (group * WARP + lane()) * V;
+    some<V> sum = {};
+    bool any = false;
+    for (int64_t first = 0; first < c.rows; first += CUDA_SCAN) {
+        const found where = find_token(c, token, r, first, words);
+        if (where == BEFORE)
+            return false;
+        any = any || where == HERE;
+        if (where == HERE && group < s.end)
+            add_found<V>(sum, c.dout + first * c.hidden + col, c.hidden, words, s.part, s.parts, col < c.hidden);
+    }
+    if (any)
+        keep_sum<V>(c, token, group, s, sum, parts);
+    return any;
+}
+
+template <int V> __device__ inline void embedding_backward_of(const embedding_call &c, uint32_t *words, some<4> (*parts)[WARP])
+{
+    const int64_t groups = (c.hidden + WARP * V - 1) / (WARP * V), each = (groups + gridDim.y - 1) / gridDim.y;
+    const column_share s = share_columns(groups);
+    const bool by_token = c.vocab <= c.rows;
+    for (int64_t n = blockIdx.x; n < (by_token ? c.vocab : c.rows); n += gridDim.x) {
+        const int32_t token = by_token ? (int32_t)n : c.tokens[n];
+        const int64_t r = by_token ? 0 : n;
+        for (int64_t ahead = 0; ahead < each && sum_token<V>(c, token, r, ahead, s, words, parts);)
+            ahead += s.step;
+    }
 }
 
 KERNEL embedding_backward(const __grid_constant__ embedding_call c)
 {
+    __shared__ uint32_t words[SCAN_WORDS];
     __shared__ __align__(16) some<4> parts[WARPS][WARP];
     if (c.hidden % 4 == 0 && in_fours(c.dout, 4) && in_fours(c.dweight, 4))
-        embedding_backward_of<4>(c, parts);
+        embedding_backward_of<4>(c, words, parts);
     else
-        embedding_backward_of<1>(c, parts);
+        embedding_backward_of<1>(c, words, parts);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- swiglu */

@@ -1,37 +1,74 @@
 /*
  * The loss (layers/cross_entropy.c), the gradient's norm and AdamW (optimizer.h).
  */
+#include <float.h>
+
 #include "train/cuda/numbers.cuh"
 
 /* ------------------------------------------------------------------------------------------------------- cross-entropy */
 
+/* A lane's part of sum of e^x, relative to the largest x so far. */
+struct running_sum {
+    float most = -FLT_MAX, sum = 0;
+
+    template <int V> __device__ inline void add(const some<V> &x)
+    {
+        float largest = x.x[0];
+#pragma unroll
+        for (int v = 1; v < V; v++)
+            largest = fmaxf(largest, x.x[v]);
+        if (largest > most) {
+            sum *= expf(most - largest);
+            most = largest;
+        }
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            sum += expf(x.x[v] - most);
+    }
+
+    /* ln of the warp's sum. */
+    __device__ inline float log() const
+    {
+        const float all = warp_most(most);
+        return all + logf(warp_sum(sum * expf(most - all)));
+    }
+};
+
+__device__ inline bool logits_in_fours(const cross_entropy_call &c)
+{
+    return c.vocab % 4 == 0 && in_fours(c.x, 4);
+}
+
 /* lse of every row that has a target, by a warp each. */
-KERNEL cross_entropy_forward(const __grid_constant__ cross_entropy_call c)
+template <int V> __device__ inline void cross_entropy_forward_rows(const cross_entropy_call &c)
 {
     for (int64_t r = first_warp(); r < c.rows; r += warp_step()) {
         if (c.targets[r] < 0)
             continue;
         const float *x = c.x + r * c.vocab;
-        float most = x[0], sum = 0;
-        bool odd = false; /* maxima leave NaNs out */
-        for (int64_t i = lane(); i < c.vocab; i += WARP) {
-            most = fmaxf(most, x[i]);
-            odd = odd || isnan(x[i]);
-        }
-        most = __any_sync(0xffffffffu, odd) ? __int_as_float(0x7fc00000) : warp_most(most);
-        for (int64_t i = lane(); i < c.vocab; i += WARP)
-            sum += expf(x[i] - most);
-        sum = warp_sum(sum);
+        running_sum sum;
+#pragma unroll 4
+        for (int64_t i = lane() * V; i < c.vocab; i += WARP * V)
+            sum.add(load<V>(x + i));
+        const float lse = sum.log();
         if (lane() == 0)
-            c.lse[r] = most + logf(sum);
+            c.lse[r] = lse;
     }
+}
+
+KERNEL cross_entropy_forward(const __grid_constant__ cross_entropy_call c)
+{
+    if (logits_in_fours(c))
+        cross_entropy_forward_rows<4>(c);
+    else
+        cross_entropy_forward_rows<1>(c);
 }
 
 /* The mean over the rows, by one block. */
 KERNEL cross_entropy_loss(const __grid_constant__ cross_entropy_call c)
 {
     double sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t r = threadIdx.x; r < c.rows; r += CUDA_THREADS)
         if (c.targets[r] >= 0)
             sum += (double)c.lse[r] - (double)c.x[r * c.vocab + c.targets[r]];
@@ -40,15 +77,29 @@ KERNEL cross_entropy_loss(const __grid_constant__ cross_entropy_call c)
         *c.loss = sum / (double)c.counted;
 }
 
-template <typename T> __device__ inline void cross_entropy_backward(const cross_entropy_call &c)
+template <int V, typename T> __device__ inline void cross_entropy_backward_rows(const cross_entropy_call &c)
 {
     for (int64_t r = first_warp(); r < c.rows; r += warp_step()) {
         const int32_t target = c.targets[r];
         const float *x = c.x + r * c.vocab, lse = target < 0 ? 0.0f : c.lse[r];
         T *dx = (T *)c.dx + r * c.vocab;
-        for (int64_t i = lane(); i < c.vocab; i += WARP)
-            set(dx[i], target < 0 ? 0.0f : c.factor * expf(x[i] - lse) - (i == target ? c.factor : 0.0f));
+#pragma unroll 4
+        for (int64_t i = lane() * V; i < c.vocab; i += WARP * V) {
+            some<V> d = load<V>(x + i);
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                d.x[v] = target < 0 ? 0.0f : c.factor * expf(d.x[v] - lse) - (i + v == target ? c.factor : 0.0f);
+            store<V>(dx + i, d);
+        }
     }
+}
+
+template <typename T> __device__ inline void cross_entropy_backward(const cross_entropy_call &c)
+{
+    if (logits_in_fours(c) && in_fours((const T *)c.dx, 4))
+        cross_entropy_backward_rows<4, T>(c);
+    else
+        cross_entropy_backward_rows<1, T>(c);
 }
 
 KERNEL cross_entropy_backward_f32(const __grid_constant__ cross_entropy_call c)
