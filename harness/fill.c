@@ -19,6 +19,7 @@ typedef struct filling {
     fill_role role;
     random_state random;
     double row_factor; /* of the row being filled */
+    int64_t outlier;   /* its column of FILL_OUTLIER, or -1 */
     double unit;       /* score_unit */
 } filling;
 
@@ -81,6 +82,12 @@ static double element(filling *f, int64_t i, int64_t d)
         return 0;
     case FILL_SUBNORMAL:
         return f->role == ROLE_Q ? normal : normal * tiny(f->p);
+    case FILL_APART:
+        return normal * f->row_factor;
+    case FILL_OUTLIER:
+        return (d == f->outlier ? normal * f->row_factor : normal) * (f->role == ROLE_K ? 1e-6 : 1);
+    case FILL_TINY:
+        return normal * 1e-30;
     case FILL_ONES:
         return f->role == ROLE_V ? 1 : normal;
     case FILL_MINUS_INF:
@@ -92,12 +99,18 @@ static double element(filling *f, int64_t i, int64_t d)
     }
 }
 
-static double factor_of_row(filling *f)
+static double factor_of_row(filling *f, int64_t i)
 {
     if (f->p->fill == FILL_SPIKY)
         return random_below(&f->random, 16) == 0 ? 30 : 1;
     if (f->p->fill == FILL_LOW)
         return 1 + 0.25 * (double)random_below(&f->random, 2);
+    if (f->p->fill == FILL_OUTLIER)
+        return random_below(&f->random, 2) == 0 && f->role == ROLE_V ? 1e15 : f->role == ROLE_K ? 1 : 1e6;
+    if (f->p->fill == FILL_APART) { /* with a causal mask the first rows see small values only, in a tile with large ones */
+        const int64_t step = f->role == ROLE_V && i < 4 ? 0 : random_below(&f->random, 4);
+        return f->role == ROLE_V ? ldexp(1, 14 * (int)step - 20) : ldexp(1, 8 * (int)step - (f->role == ROLE_DOUT ? 8 : 24));
+    }
     return 0.5 + random_unit(&f->random);
 }
 
@@ -105,7 +118,9 @@ static double factor_of_row(filling *f)
 static void fill_row(filling *f, const tensor *t, void *row, const tensor *scales, void *scale, int64_t i)
 {
     double x[COLS_MAX], largest = 0;
-    f->row_factor = factor_of_row(f);
+    f->row_factor = factor_of_row(f, i);
+    if (f->p->fill == FILL_OUTLIER)
+        f->outlier = i >= 4 && random_below(&f->random, 4) == 0 ? random_below(&f->random, t->cols) : -1;
     for (int64_t d = 0; d < t->cols; d++) {
         x[d] = element(f, i, d);
         largest = fmax(largest, fabs(x[d]));

@@ -268,6 +268,18 @@ static void add_fills(maker *m)
     list_add(m, with_fill(problem_of(50, 192, 32), FILL_LARGE), ALL);
 }
 
+/* Numbers of sizes that one exponent for many of them does not suit. */
+static void add_magnitudes(maker *m)
+{
+    for (int fill = FILL_APART; fill <= FILL_TINY; fill++)
+        for (int i = 0; i < (m->level == LIST_QUICK ? 1 : 3); i++) {
+            static const int shapes[][3] = {{70, 90, 32}, {150, 200, 64}, {40, 50, 128}};
+            const problem p = problem_of(shapes[i][0], shapes[i][1], shapes[i][2]);
+            list_add(m, with_fill(p, (fill_kind)fill), F32 | F64 | BOTH);
+            list_add(m, with_fill(with_mask(p, FATTN_MASK_CAUSAL, 0), (fill_kind)fill), F32 | F64 | BOTH);
+        }
+}
+
 static void add_not_finite(maker *m)
 {
     const fattn_mask causal = FATTN_MASK_CAUSAL;
@@ -397,6 +409,7 @@ problem_list problem_list_make(list_level level, uint64_t seed)
     add_empty(&m);
     add_layouts(&m);
     add_fills(&m);
+    add_magnitudes(&m);
     add_not_finite(&m);
     add_scales(&m);
     sweep_dims(&m);

@@ -63,6 +63,9 @@ typedef enum fill_kind {
     FILL_ZERO,          /* everything 0 */
     FILL_SUBNORMAL,     /* k and v (and dout) too small to be normal numbers */
     FILL_ONES,          /* v = 1: out is 1 */
+    FILL_APART,         /* rows differ by powers of 2, of v from 2^-20 to 2^22, of others by up to 2^24 */
+    FILL_OUTLIER,       /* in some rows of q, v and dout one element is 1e6 times, of v even 1e15 times as large; k is small */
+    FILL_TINY,          /* every element about 1e-30, which 16 bits do not hold */
     FILL_NAN_Q,         /* one NaN in one row of q */
     FILL_NAN_V,         /* one NaN in v at the last key */
     FILL_NAN_UNUSED,    /* NaN in k and v at every key that no query keeps */

@@ -92,7 +92,8 @@ template <class S> __device__ inline void finish_rows(const unit<S> &u, const sc
             l += __shfl_xor_sync(0xffffffffu, l, 1);
             l += __shfl_xor_sync(0xffffffffu, l, 2);
             const float near = __fmul_rn(sum->m[m][half], how.c);
-            const double reference = fabsf(near) < FAR ? (double)near : (double)sum->m[m][half] * (double)how.c;
+            const double reference =
+                S::parts == 1 && fabsf(near) < FAR ? (double)near : (double)sum->m[m][half] * (double)how.c;
             const row_end end = end_row(*u.problem, *u.at, lane.head, (double)l, reference - (double)how.shift);
             bool finite = true;
 #pragma unroll

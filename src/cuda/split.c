@@ -28,13 +28,14 @@ CUDA_IMAGE_DEFINE(split_backward, backward_functions, 0);
 /* Numbers of a size: the dims it is for; rows of a unit, in forward by adjusted; keys of a unit that owns keys; rows of its
  * tiles. */
 typedef struct split_size {
-    int64_t dim, rows[2], keys, tile;
+    int64_t dim, rows[2], keys;
+    int32_t tile[2][2]; /* rows of a scale's tiles, see split_call, by adjusted */
 } split_size;
 
 #define FORWARD_SIZE(dim, m, keys, blocks, m_adjusted, keys_adjusted, blocks_adjusted)                                         \
-    {dim, {TENSOR_ROWS(m), TENSOR_ROWS(m_adjusted)}, 0, 0},
+    {dim, {TENSOR_ROWS(m), TENSOR_ROWS(m_adjusted)}, 0, {{keys, keys}, {keys_adjusted, keys_adjusted}}},
 #define BACKWARD_SIZE(dim, m_keys, tile_rows, m_rows, keys, blocks)                                                            \
-    {dim, {TENSOR_ROWS(m_rows), TENSOR_ROWS(m_rows)}, TENSOR_ROWS(m_keys), tile_rows},
+    {dim, {TENSOR_ROWS(m_rows), TENSOR_ROWS(m_rows)}, TENSOR_ROWS(m_keys), {{tile_rows, keys}, {tile_rows, keys}}},
 static const split_size forward_sizes[] = {SPLIT_FORWARD_SIZES(FORWARD_SIZE)};
 static const split_size backward_sizes[] = {SPLIT_BACKWARD_SIZES(BACKWARD_SIZE)};
 enum {
@@ -71,10 +72,10 @@ static bool is_adjusted(const fattn_desc *d)
     return fattn_scores_change(d) || d->dropout != 0;
 }
 
-/* Adds the blocks of a list: of `threads` threads for each of `heads` heads of each sequence. */
-static void add_blocks(const fattn_desc *d, split_call *call, int list, int64_t heads, int64_t threads)
+/* Adds the blocks of a list: of each `of_block` of the `rows` of a sequence's key/value head. */
+static void add_blocks(const fattn_desc *d, split_call *call, int list, int64_t rows, int64_t of_block)
 {
-    call->first[list + 1] = call->first[list] + cuda_blocks(cuda_tiles(threads, TENSOR_THREADS), cuda_blocks(heads, d->batch));
+    call->first[list + 1] = call->first[list] + cuda_blocks(cuda_tiles(rows, of_block), cuda_blocks(d->heads_kv, d->batch));
 }
 
 /* The lists of a call, their places in a workspace, and the blocks that make them. Returns the bytes of workspace. */
@@ -83,22 +84,24 @@ static size_t plan(const fattn_problem *problem, const split_size *size, bool ba
 {
     const fattn_desc *d = &problem->desc;
     const int64_t rows = fattn_rows_q(d) * d->heads_q;
+    const int64_t rows_head = problem->group * d->seq_q; /* at most, of a sequence */
+    const int32_t *tile = size->tile[is_adjusted(d)];
     size_t used = 0;
-    *call = (split_call){.dim = (int32_t)size->dim, .tile = (int32_t)size->tile};
+    *call = (split_call){.dim = (int32_t)size->dim, .tile = {tile[0], tile[1]}};
     for (int i = 0; i < SPLIT_TENSORS; i++) {
         const bool keys = i == 1 || i == 2, there = backward || i < 3;
-        const int64_t count = keys ? fattn_rows_k(d) * d->heads_kv : rows, longest = keys ? d->seq_k : d->seq_q;
+        const int64_t count = keys ? fattn_rows_k(d) * d->heads_kv : rows;
         call->parts[i] = cuda_place(workspace, &used, there ? count * SPLIT_PITCH(size->dim) : 0);
-        add_blocks(d, call, i, keys ? d->heads_kv : d->heads_q, there ? longest * (size->dim / 8) : 0);
+        add_blocks(d, call, i, there ? (keys ? d->seq_k : rows_head) : 0, SPLIT_LIST_ROWS(size->dim));
     }
     if (backward) {
         call->lanes = cuda_place(workspace, &used, rows * SPLIT_LANE_BYTES);
         call->spans = cuda_place(workspace, &used,
-                                 (SPLIT_SPANS(rows, size->tile, d->batch * d->heads_kv) + 1) * (int64_t)sizeof(split_span));
+                                 (SPLIT_SPANS(rows, tile[0], d->batch * d->heads_kv) + 1) * (int64_t)sizeof(split_span));
         call->delta = cuda_place(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
     }
-    add_blocks(d, call, SPLIT_TENSORS, d->heads_kv, backward ? problem->group * d->seq_q : 0);
-    call->tiles[0] = cuda_tiles(problem->group * d->seq_q, size->rows[is_adjusted(d)]);
+    add_blocks(d, call, SPLIT_TENSORS, backward ? rows_head : 0, TENSOR_THREADS);
+    call->tiles[0] = cuda_tiles(rows_head, size->rows[is_adjusted(d)]);
     call->tiles[1] = backward ? cuda_tiles(d->seq_k, size->keys) : 0;
     call->rows_blocks = cuda_blocks(call->tiles[0], cuda_blocks(d->heads_kv, d->batch));
     return used;
@@ -123,15 +126,15 @@ static size_t backward_workspace(const fattn_problem *problem)
 }
 
 /* Makes the lists, and runs a function of an image on them. */
-static fattn_status run(const fattn_problem *problem, const fattn_launch *at, split_call *call, cuda_image_id image, int size)
+static fattn_status run(const fattn_problem *problem, const fattn_launch *at, split_call *call, cuda_image_id image,
+                        const cuda_function *functions, int size)
 {
     const fattn_desc *d = &problem->desc;
+    const int function = 2 * size + is_adjusted(d);
+    const cuda_shape lists = {call->first[SPLIT_TENSORS + 1], TENSOR_THREADS}, units = {blocks_of(d, call), TENSOR_THREADS};
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, call};
-    const fattn_status status =
-        cuda_launch(at, CUDA_IMAGE_SPLIT, 0, (cuda_shape){call->first[SPLIT_TENSORS + 1], TENSOR_THREADS}, arguments);
-    return status != FATTN_OK
-               ? status
-               : cuda_launch(at, image, 2 * size + is_adjusted(d), (cuda_shape){blocks_of(d, call), TENSOR_THREADS}, arguments);
+    const fattn_status status = cuda_launch_early(at, CUDA_IMAGE_SPLIT, 0, lists, 0, arguments);
+    return status != FATTN_OK ? status : cuda_launch_early(at, image, function, units, functions[function].shared, arguments);
 }
 
 static fattn_status forward(const fattn_problem *problem, const fattn_launch *at)
@@ -139,7 +142,7 @@ static fattn_status forward(const fattn_problem *problem, const fattn_launch *at
     const split_size *size = forward_size(&problem->desc);
     split_call call;
     plan(problem, size, false, at->workspace, &call);
-    return run(problem, at, &call, CUDA_IMAGE_SPLIT_FORWARD, (int)(size - forward_sizes));
+    return run(problem, at, &call, CUDA_IMAGE_SPLIT_FORWARD, forward_functions, (int)(size - forward_sizes));
 }
 
 static fattn_status backward(const fattn_problem *problem, const fattn_launch *at)
@@ -147,7 +150,8 @@ static fattn_status backward(const fattn_problem *problem, const fattn_launch *a
     const split_size *size = backward_size(&problem->desc);
     split_call call;
     plan(problem, size, true, at->workspace, &call);
-    const fattn_status status = run(problem, at, &call, CUDA_IMAGE_SPLIT_BACKWARD, (int)(size - backward_sizes));
+    const fattn_status status =
+        run(problem, at, &call, CUDA_IMAGE_SPLIT_BACKWARD, backward_functions, (int)(size - backward_sizes));
     return status != FATTN_OK ? status : cuda_exact_rest(problem, at, call.delta);
 }
 
@@ -183,10 +187,11 @@ static const char *refuse_backward(const fattn_problem *problem)
                   : cuda_too_large(too_large(problem, backward_size(&problem->desc), true) || !cuda_exact_rest_fits(problem));
 }
 
-/* A number's three parts have all of its bits: nothing is rounded that plain loops would not round. */
+/* A number's parts have 23 of its bits, unless it is tiny beside others (split.h): each may be rounded once. */
 FATTN_KERNEL_TABLE(fattn_cuda_split,
                    {.name = "cuda_split_forward_f32",
                     .op = FATTN_OP_FORWARD,
+                    .rounds = FATTN_F32,
                     .device = FATTN_DEVICE_CUDA,
                     .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED,
                     .refuse = refuse_forward,
@@ -194,6 +199,7 @@ FATTN_KERNEL_TABLE(fattn_cuda_split,
                     .run = forward},
                    {.name = "cuda_split_backward_f32",
                     .op = FATTN_OP_BACKWARD,
+                    .rounds = FATTN_F32,
                     .device = FATTN_DEVICE_CUDA,
                     .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED,
                     .refuse = refuse_backward,

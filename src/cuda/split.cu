@@ -5,6 +5,8 @@
 #include "cuda/split.cuh"
 #include "cuda/tensor_gradient.cuh"
 
+constexpr int PIECES = SPLIT_PIECES;
+
 /* Numbers c .. c + 7 of a row as they are, zeros behind its end. */
 __device__ inline void read_piece(const void *row, int32_t dtype, float factor, int c, int64_t count, float x[PIECE])
 {
@@ -18,49 +20,11 @@ __device__ inline void read_piece(const void *row, int32_t dtype, float factor, 
         x[i] = c + i < count ? load_number(row, dtype, c + i) * factor : 0.0f;
 }
 
-/* A number's parts. Those of an infinity or a NaN are that and zeros, and a number that is just too large for bf16 is not one.
- */
-__device__ inline void split_special(float x, part parts[SPLIT_PARTS])
-{
-    for (int i = 0; i < SPLIT_PARTS; i++) {
-        parts[i] = __float2bfloat16_rz(x);
-        x = x - x == 0 ? x - __bfloat162float(parts[i]) : 0.0f;
-    }
-}
-
-__device__ inline void write_piece(unsigned char *to, int dim, const float x[PIECE])
-{
-    uint32_t pairs[SPLIT_PARTS][PIECE / 2];
-    bool ordinary = true;
-#pragma unroll
-    for (int i = 0; i < PIECE; i++)
-        ordinary = ordinary && fabsf(x[i]) < 0x1p127f;
-#pragma unroll
-    for (int i = 0; i < PIECE / 2; i++) {
-        uint32_t parts[SPLIT_PARTS];
-        if (ordinary)
-            split_pair(x[2 * i], x[2 * i + 1], parts);
-        else {
-            part low[SPLIT_PARTS], high[SPLIT_PARTS];
-            split_special(x[2 * i], low);
-            split_special(x[2 * i + 1], high);
-            for (int p = 0; p < SPLIT_PARTS; p++)
-                parts[p] = __bfloat16_as_ushort(low[p]) | (uint32_t)__bfloat16_as_ushort(high[p]) << 16;
-        }
-#pragma unroll
-        for (int p = 0; p < SPLIT_PARTS; p++)
-            pairs[p][i] = parts[p];
-    }
-#pragma unroll
-    for (int p = 0; p < SPLIT_PARTS; p++)
-        *(uint4 *)(to + p * dim * 2) = make_uint4(pairs[p][0], pairs[p][1], pairs[p][2], pairs[p][3]);
-}
-
-/* Which tensor a block is at work on, and where in it. */
+/* What a block is at work on. */
 struct splitting {
     int which; /* 0: q, 1: k, 2: v, 3: dout, 4: lanes */
-    int64_t count;
-    int b, head, chunk;
+    int b, head_kv;
+    long long first; /* of the rows of the list that the block has */
 };
 
 __device__ inline splitting splitting_of(const fattn_problem &problem, const split_call &call)
@@ -70,66 +34,213 @@ __device__ inline splitting splitting_of(const fattn_problem &problem, const spl
     for (s.which = 0; blockIdx.x >= call.first[s.which + 1]; s.which++)
         ;
     const bool lanes = s.which == SPLIT_TENSORS, keys = s.which == 1 || s.which == 2;
-    const int heads = (int)(keys || lanes ? d.heads_kv : d.heads_q);
-    const int64_t threads = lanes ? problem.group * d.seq_q : (keys ? d.seq_k : d.seq_q) * (call.dim / PIECE);
-    const int chunks = (int)((threads + THREADS - 1) / THREADS), index = (int)(blockIdx.x - call.first[s.which]);
-    s.count = s.which < 2 ? d.dim : d.dim_v;
-    s.chunk = index % chunks;
-    s.head = index / chunks % heads;
-    s.b = index / chunks / heads;
+    const int rows_log = 31 - __clz(lanes ? THREADS : SPLIT_LIST_ROWS(call.dim)), rows = 1 << rows_log;
+    const unsigned index = (unsigned)(blockIdx.x - call.first[s.which]), heads = (unsigned)d.heads_kv;
+    const unsigned chunks = (unsigned)(((keys ? d.seq_k : problem.group * d.seq_q) + rows - 1) >> rows_log);
+    s.first = (long long)(index % chunks) * rows;
+    s.head_kv = (int)(index / chunks % heads);
+    s.b = (int)(index / chunks / heads);
     return s;
 }
 
-/* D = dout . out - dlse of a row, whose piece this thread has; `pieces` threads have the row. Goes to delta and to the row's
- * lane. */
-__device__ inline void set_delta(const fattn_problem &problem, const fattn_launch &at, const split_call &call,
-                                 const fattn_sequence &seq, int head, long long row, int c, const float dout[PIECE],
-                                 long long place)
-{
-    const fattn_desc &d = problem.desc;
-    float out[PIECE];
-    double sum = 0;
-    if (row < seq.seq_q) {
-        read_piece(fattn_query_row(&at.out, 4, &seq, head, row), FATTN_F32, 1, c, d.dim_v, out);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++)
-            sum += (double)dout[i] * (double)out[i];
+/* What a thread has of a tile: pieces of eight numbers, as many threads as the tile has 32 numbers apart. */
+struct pieces {
+    float x[PIECES][PIECE];
+    int threads, thread; /* of the tile */
+    int of_row;          /* log2 of the pieces of a row */
+    long long first;     /* the tile's first row */
+
+    __device__ long long row(int i) const
+    {
+        return first + ((i * threads + thread) >> of_row);
     }
-    for (int step = call.dim / PIECE / 2; step > 0; step /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (row >= seq.seq_q || c != 0)
-        return;
-    const long long index = seq.lse_first + head * seq.lse_head + row;
-    if (d.flags & FATTN_WITH_DLSE)
-        sum -= (double)((const float *)at.dlse)[index];
-    call.delta[index] = (float)sum;
-    ((grad_lane *)call.lanes)[place].delta = (float)sum;
+    __device__ int column(int i) const
+    {
+        return (((i * threads + thread) & ((1 << of_row) - 1))) * PIECE;
+    }
+};
+
+__device__ inline void pieces_begin(pieces *p, const split_call &call, const splitting &s)
+{
+    const int rows = call.tile[s.which == 1 || s.which == 2];
+    p->threads = rows * call.dim / (PIECES * PIECE);
+    p->thread = (int)threadIdx.x & (p->threads - 1);
+    p->of_row = 31 - __clz(call.dim / PIECE);
+    p->first = s.first + ((int)threadIdx.x >> (31 - __clz(p->threads))) * rows;
 }
 
-__device__ inline void split_tensor(const fattn_problem &problem, const fattn_launch &at, const split_call &call,
-                                    const fattn_sequence &seq, const splitting &s)
+/* A row of the list of a key/value head's queries. */
+struct query_place {
+    int head;
+    long long row;
+};
+
+__device__ inline query_place query_of(const fattn_problem &problem, const fattn_sequence &seq, int head_kv, long long row)
+{
+    const int head = (int)(head_kv * problem.group);
+    if (row < seq.seq_q)
+        return {head, row};
+    return {(int)(head + row / seq.seq_q), row % seq.seq_q};
+}
+
+/* The pieces' numbers; zeros where there is no row. */
+__device__ inline void read_pieces(const fattn_problem &problem, const fattn_launch &at, const fattn_sequence &seq,
+                                   const splitting &s, long long there, pieces *p)
 {
     const fattn_desc &d = problem.desc;
-    const int pieces = call.dim / PIECE;
-    const int64_t row = (int64_t)s.chunk * (THREADS / pieces) + (int)threadIdx.x / pieces;
-    const int c = (int)threadIdx.x % pieces * PIECE;
-    const bool keys = s.which == 1 || s.which == 2, there = row < (keys ? seq.seq_k : seq.seq_q);
+    const bool keys = s.which == 1 || s.which == 2;
     const fattn_view &view = s.which == 0 ? at.q : s.which == 1 ? at.k : s.which == 2 ? at.v : at.dout;
-    float x[PIECE], factor = 1;
-    if (there && keys && d.kv_dtype == FATTN_I8)
-        factor = (s.which == 1 ? at.k_scales : at.v_scales)[fattn_scale_index(&problem, &at, &seq, s.head, row)];
-    if (there && keys)
-        read_piece(fattn_key_row(&problem, &at, &view, fattn_dtype_size(d.kv_dtype), &seq, s.head, row), d.kv_dtype, factor, c,
-                   s.count, x);
-    else if (there)
-        read_piece(fattn_query_row(&view, 4, &seq, s.head, row), FATTN_F32, factor, c, s.count, x);
-    const long long place =
-        row + (keys ? split_keys(problem, at, seq, s.head)
-                    : split_queries(problem, at, seq, (int)(s.head / problem.group)) + s.head % problem.group * seq.seq_q);
-    if (there)
-        write_piece(call.parts[s.which] + place * SPLIT_PITCH(call.dim) + c * 2, call.dim, x);
+    const int64_t count = s.which < 2 ? d.dim : d.dim_v;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const long long row = p->row(i);
+        float factor = 1;
+#pragma unroll
+        for (int j = 0; j < PIECE; j++)
+            p->x[i][j] = 0;
+        if (row >= there)
+            continue;
+        if (!keys) {
+            const query_place q = query_of(problem, seq, s.head_kv, row);
+            read_piece(fattn_query_row(&view, 4, &seq, q.head, q.row), FATTN_F32, 1, p->column(i), count, p->x[i]);
+            continue;
+        }
+        if (d.kv_dtype == FATTN_I8)
+            factor = (s.which == 1 ? at.k_scales : at.v_scales)[fattn_scale_index(&problem, &at, &seq, s.head_kv, row)];
+        read_piece(fattn_key_row(&problem, &at, &view, fattn_dtype_size(d.kv_dtype), &seq, s.head_kv, row), d.kv_dtype, factor,
+                   p->column(i), count, p->x[i]);
+    }
+}
+
+constexpr uint32_t INFINITE = 0x7f800000; /* bits of an infinity; NaNs are above */
+
+__device__ __forceinline__ uint32_t size_of(float x)
+{
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* Sizes of a tile's numbers, as bits. */
+struct tile_sizes {
+    uint32_t largest; /* of the finite ones of the tile */
+    uint32_t least;   /* of the thread's that are not 0, less 1 */
+    bool finite;      /* all of the thread's */
+};
+
+__device__ inline tile_sizes sizes_of(const pieces &p)
+{
+    __shared__ uint32_t of_warp[TENSOR_WARPS];
+    tile_sizes sizes = {0, 0xffffffffu, true};
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+#pragma unroll
+        for (int j = 0; j < PIECE; j++) {
+            sizes.largest = max(sizes.largest, size_of(p.x[i][j]));
+            sizes.least = min(sizes.least, size_of(p.x[i][j]) - 1);
+        }
+    if (sizes.largest >= INFINITE) {
+        sizes.finite = false;
+        sizes.largest = 0;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++)
+#pragma unroll
+            for (int j = 0; j < PIECE; j++)
+                if (size_of(p.x[i][j]) < INFINITE)
+                    sizes.largest = max(sizes.largest, size_of(p.x[i][j]));
+    }
+    sizes.largest = __reduce_max_sync(0xffffffffu, sizes.largest);
+    if (p.threads > 32) { /* of the whole block alike */
+        if (threadIdx.x % 32 == 0)
+            of_warp[threadIdx.x / 32] = sizes.largest;
+        __syncthreads();
+        for (int w = 0; w < p.threads / 32; w++)
+            sizes.largest = max(sizes.largest, of_warp[((int)threadIdx.x - p.thread) / 32 + w]);
+    }
+    return sizes;
+}
+
+/* Whether the row of a piece, whose threads come here together, has `columns` / 4 or more numbers, though not 0, that are less
+ * than `least`, or one that is not finite. */
+__device__ inline bool is_apart(const float x[PIECE], uint32_t least, int of_row, long long columns)
+{
+    int count = 0;
+#pragma unroll
+    for (int j = 0; j < PIECE; j++)
+        count += size_of(x[j]) >= INFINITE ? 4 * SPLIT_DIM_MOST : size_of(x[j]) != 0 && size_of(x[j]) < least;
+    for (int step = (1 << of_row) / 2; step > 0; step /= 2)
+        count += __shfl_xor_sync(0xffffffffu, count, step);
+    return count > 0 && 4 * count >= columns;
+}
+
+__device__ inline void write_piece(unsigned char *to, int dim, const float x[PIECE], float scale, bool apart)
+{
+    uint32_t pairs[PIECE / 2][SPLIT_PARTS];
+#pragma unroll
+    for (int i = 0; i < PIECE / 2; i++)
+        split_pair(apart ? NAN : x[2 * i] * scale, apart ? NAN : x[2 * i + 1] * scale, pairs[i]);
+#pragma unroll
+    for (int p = 0; p < SPLIT_PARTS; p++)
+        *(uint4 *)(to + p * dim * 2) = make_uint4(pairs[0][p], pairs[1][p], pairs[2][p], pairs[3][p]);
+}
+
+/* D = dout . out - dlse of each row, whose pieces of dout the threads have. Goes to delta and to the row's lane. */
+__device__ inline void set_delta(const fattn_problem &problem, const fattn_launch &at, const split_call &call,
+                                 const fattn_sequence &seq, const splitting &s, long long there, const pieces &p)
+{
+    const fattn_desc &d = problem.desc;
+    const long long list = split_queries(problem, at, seq, s.head_kv);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const long long row = p.row(i);
+        const query_place q = query_of(problem, seq, s.head_kv, min(row, there - 1));
+        float out[PIECE];
+        double sum = 0;
+        if (row < there) {
+            read_piece(fattn_query_row(&at.out, 4, &seq, q.head, q.row), FATTN_F32, 1, p.column(i), d.dim_v, out);
+#pragma unroll
+            for (int j = 0; j < PIECE; j++)
+                sum += (double)p.x[i][j] * (double)out[j];
+        }
+        for (int step = (1 << p.of_row) / 2; step > 0; step /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (row >= there || p.column(i) != 0)
+            continue;
+        const long long index = seq.lse_first + q.head * seq.lse_head + q.row;
+        if (d.flags & FATTN_WITH_DLSE)
+            sum -= (double)((const float *)at.dlse)[index];
+        call.delta[index] = (float)sum;
+        ((grad_lane *)call.lanes)[list + row].delta = (float)sum;
+    }
+}
+
+__device__ inline void split_rows(const fattn_problem &problem, const fattn_launch &at, const split_call &call,
+                                  const fattn_sequence &seq, const splitting &s)
+{
+    const bool keys = s.which == 1 || s.which == 2;
+    const long long there = keys ? seq.seq_k : problem.group * seq.seq_q;
+    pieces p;
+    if (s.first >= there)
+        return;
+    pieces_begin(&p, call, s);
+    read_pieces(problem, at, seq, s, there, &p);
+    const tile_sizes sizes = sizes_of(p);
+    const float scale = split_scale(sizes.largest), sign = s.which == 0 && problem.desc.scale < 0 ? -scale : scale;
+    const uint32_t least = __float_as_uint(__uint_as_float(sizes.largest) * (s.which == 3 ? SPLIT_RANGE_DOUT : SPLIT_RANGE));
+    const bool doubt = __any_sync(0xffffffffu, !sizes.finite || sizes.least < max(least, 1u) - 1);
+    unsigned char *list =
+        call.parts[s.which] +
+        (keys ? split_keys(problem, at, seq, s.head_kv) : split_queries(problem, at, seq, s.head_kv)) * SPLIT_PITCH(call.dim);
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const bool apart = doubt && is_apart(p.x[i], least, p.of_row, s.which < 2 ? problem.desc.dim : problem.desc.dim_v);
+        unsigned char *to = list + p.row(i) * SPLIT_PITCH(call.dim);
+        if (p.row(i) >= there)
+            continue;
+        write_piece(to + p.column(i) * 2, call.dim, p.x[i], sign, apart);
+        if (p.column(i) == 0)
+            *(float4 *)(to + SPLIT_UNIT(call.dim)) = make_float4(split_inverse(scale), 0, 0, 0);
+    }
     if (s.which == 3)
-        set_delta(problem, at, call, seq, s.head, row, c, x, place);
+        set_delta(problem, at, call, seq, s, there, p);
 }
 
 /* Lanes of a list's rows but for delta, and of each tile of them the span. */
@@ -137,11 +248,12 @@ __device__ inline void list_lanes(const fattn_problem &problem, const fattn_laun
                                   const fattn_sequence &seq, const splitting &s)
 {
     const grad_problem g = {&problem, &at, &seq, call.delta, FATTN_F32};
-    const long long row = (long long)s.chunk * THREADS + threadIdx.x, first = split_queries(problem, at, seq, s.head);
-    const grad_lane lane = lane_of(g, s.head, row);
+    const long long row = s.first + threadIdx.x, first = split_queries(problem, at, seq, s.head_kv);
+    const int tile = call.tile[0];
+    const grad_lane lane = lane_of(g, s.head_kv, row);
     const bool any = lane.place.lo < lane.place.hi;
     split_span span = {any ? lane.place.lo : INT64_MAX, lane.place.hi, lane.place.lo, lane.place.hi};
-    for (int step = call.tile / 2; step > 0; step /= 2) {
+    for (int step = tile / 2; step > 0; step /= 2) {
         span.lo = min((long long)span.lo, __shfl_xor_sync(0xffffffffu, (long long)span.lo, step));
         span.hi = max((long long)span.hi, __shfl_xor_sync(0xffffffffu, (long long)span.hi, step));
         span.all_lo = max((long long)span.all_lo, __shfl_xor_sync(0xffffffffu, (long long)span.all_lo, step));
@@ -151,18 +263,20 @@ __device__ inline void list_lanes(const fattn_problem &problem, const fattn_laun
         return;
     ((grad_lane *)call.lanes)[first + row].place = lane.place;
     ((grad_lane *)call.lanes)[first + row].lse = lane.lse;
-    if (row % call.tile == 0)
-        call.spans[SPLIT_SPANS(first, call.tile, s.b * problem.desc.heads_kv + s.head) + row / call.tile] = span;
+    if (row % tile == 0)
+        call.spans[SPLIT_SPANS(first, tile, s.b * problem.desc.heads_kv + s.head_kv) + row / tile] = span;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 6)
     split_lists(const __grid_constant__ fattn_problem problem, const __grid_constant__ fattn_launch at,
                 const __grid_constant__ split_call call)
 {
     const splitting s = splitting_of(problem, call);
+    ptx_wait_for_grids_before();
+    ptx_let_grids_after_begin(); /* they read what was there before this launch, and wait for the lists */
     const fattn_sequence seq = fattn_sequence_of(&problem, &at, s.b);
     if (s.which < SPLIT_TENSORS)
-        split_tensor(problem, at, call, seq, s);
+        split_rows(problem, at, call, seq, s);
     else
         list_lanes(problem, at, call, seq, s);
 }

@@ -2,8 +2,8 @@
  * Lists of numbers split in parts (split.h): loading pieces of them, and products.
  *
  * Tensor cores truncate where they add, each time, so sums of many products would drift towards 0. Here a sum is of one tile's
- * products; the products of first parts, which are few, are summed apart from those that are 2^-8 of them or less; and
- * what is carried from tile to tile is added in float, rounded.
+ * products; the products of first parts, which are few, are summed apart from those with a second part, which are in 2^-11 of
+ * the unit; and what is carried from tile to tile is added in float, rounded.
  */
 #ifndef FATTN_CUDA_SPLIT_CUH
 #define FATTN_CUDA_SPLIT_CUH
@@ -11,7 +11,9 @@
 #include "cuda/split.h"
 #include "cuda/tensor.cuh"
 
-typedef __nv_bfloat16 part;
+typedef __half part;
+
+constexpr float SECOND = 0x1p-11f; /* what second parts are in */
 
 /* Numbers of the first row of a key/value head's queries, or of its keys, in a list of all. */
 __device__ inline long long split_queries(const fattn_problem &problem, const fattn_launch &at, const fattn_sequence &seq,
@@ -26,29 +28,89 @@ __device__ inline long long split_keys(const fattn_problem &problem, const fattn
     return (at.cu_k ? seq.k_first : seq.b * problem.desc.seq_k) * problem.desc.heads_kv + head_kv * seq.seq_k;
 }
 
+/* The tiles of keys that a warp's rows keep: some keys of those from `some` to `some_end`, all of those from `all` to
+ * `all_end`.
+ */
+struct split_kept {
+    int some, some_end, all, all_end;
+
+    __device__ bool any_of(int tile) const
+    {
+        return tile >= some && tile < some_end;
+    }
+    __device__ bool all_of(int tile) const
+    {
+        return tile >= all && tile < all_end;
+    }
+};
+
+/* place: of one of the rows, each lane's. */
+__device__ __forceinline__ split_kept split_kept_of(const lane_place &place, int keys)
+{
+    const bool there = place.row >= 0, any = there && place.lo < place.hi;
+    split_kept kept;
+    kept.some = __reduce_min_sync(0xffffffffu, any ? (int)(place.lo / keys) : INT32_MAX);
+    kept.some_end = __reduce_max_sync(0xffffffffu, any ? (int)((place.hi + keys - 1) / keys) : 0);
+    kept.all = __reduce_max_sync(0xffffffffu, there ? (int)((place.lo + keys - 1) / keys) : 0);
+    kept.all_end = __reduce_min_sync(0xffffffffu, there ? (int)(place.hi / keys) : INT32_MAX);
+    return kept;
+}
+
 /* `rows` rows of a list into a tile; only the first `there` of them exist, the others become zeros. */
 template <int rows, int pitch>
 __device__ __forceinline__ void split_load(unsigned char *tile, const unsigned char *from, long long there)
 {
-    const int bytes = (int)min(there, (long long)rows) * pitch;
-    const uint32_t to = ptx_shared_address(tile);
+    const int bytes = (int)min(there, (long long)rows) * pitch - (int)threadIdx.x * 16;
+    const uint32_t to = ptx_shared_address(tile) + threadIdx.x * 16;
+    const unsigned char *own = from + threadIdx.x * 16; /* not read where nothing is there */
 #pragma unroll
-    for (int i = 0; i < (rows * pitch / 16 + THREADS - 1) / THREADS; i++) {
-        const int at = (i * THREADS + (int)threadIdx.x) * 16;
-        if (at < rows * pitch)
-            ptx_cp_async_16(to + at, from + (at < bytes ? at : 0), at < bytes);
-    }
+    for (int i = 0; i < (rows * pitch / 16 + THREADS - 1) / THREADS; i++)
+        if ((i + 1) * THREADS * 16 <= rows * pitch || (i * THREADS + (int)threadIdx.x) * 16 < rows * pitch)
+            ptx_cp_async_16(to + i * THREADS * 16, own + i * THREADS * 16, i * THREADS * 16 < bytes);
 }
 
-/* Parts of two numbers; of numbers that are not finite, the first part is them and the rest anything. */
+/* Parts of two numbers of at most 2^15; of larger ones, or such that are not finite, the first is not finite. */
 __device__ __forceinline__ void split_pair(float x, float y, uint32_t parts[SPLIT_PARTS])
 {
-#pragma unroll
-    for (int i = 0; i < SPLIT_PARTS; i++) {
-        parts[i] = ptx_pack(x, y, part());
-        x -= __uint_as_float(parts[i] << 16);
-        y -= __uint_as_float(parts[i] & 0xffff0000u);
-    }
+    parts[0] = ptx_pack(x, y, part());
+    const float2 first = __half22float2(*(const __half2 *)&parts[0]);
+    parts[1] = ptx_pack((x - first.x) * (1 / SECOND), (y - first.y) * (1 / SECOND), part());
+}
+
+/* The same of two weights, of which second parts are in the unit too, and the first parts in SECOND of it, to be multiplied
+ * with second parts. Then one sum takes all products. Numbers below 2^-17 of the largest have fewer bits here, the last worth
+ * 2^-40 of the largest. */
+__device__ __forceinline__ void split_weights(float x, float y, uint32_t *first, uint32_t *first_small, uint32_t *second)
+{
+    *first = ptx_pack(x, y, part());
+    const __half2 parts = *(const __half2 *)first, small = __hmul2(parts, __float2half2_rn(SECOND));
+    const float2 wide = __half22float2(parts);
+    *first_small = *(const uint32_t *)&small;
+    *second = ptx_pack(x - wide.x, y - wide.y, part());
+}
+
+/* The power of two that numbers are multiplied with to become at most 2^15, the largest at least 2^14 if it is not tiny; its
+ * inverse too is a normal float. An infinity stays one. */
+__device__ __forceinline__ float split_scale(uint32_t largest)
+{
+    return __uint_as_float(min(268 - (largest >> 23), 253u) << 23);
+}
+
+__device__ __forceinline__ float split_inverse(float scale)
+{
+    return __uint_as_float((254u << 23) - __float_as_uint(scale));
+}
+
+/* The unit of a row in shared memory; 0 of a row that does not exist. */
+template <int dim> __device__ __forceinline__ float split_unit(const unsigned char *row)
+{
+    return *(const float *)(row + SPLIT_UNIT(dim));
+}
+
+/* The unit of the warp's m-tile m of own rows. */
+template <int dim, int m_tiles> __device__ __forceinline__ float split_own_unit(const unsigned char *own, int m)
+{
+    return split_unit<dim>(own + (threadIdx.x / 32 * m_tiles + m) * 16 * SPLIT_PITCH(dim));
 }
 
 /* The left factors of 16 x 16 numbers from 16 rows of a tile; at: the lane's address. */
@@ -57,23 +119,6 @@ template <int dim> __device__ __forceinline__ void split_left(uint32_t a[SPLIT_P
 #pragma unroll
     for (int i = 0; i < SPLIT_PARTS; i++)
         ptx_ldmatrix_x4(a[i], at + i * dim * 2);
-}
-
-/* big += products of first parts, small += those of the other parts that count, for `pairs` pairs of n-tiles from tile `first`
- * on. */
-template <int m_tiles, int pairs, int n_tiles>
-__device__ __forceinline__ void split_multiply(const uint32_t a[m_tiles][SPLIT_PARTS][4],
-                                               const uint32_t b[pairs][SPLIT_PARTS][4], int first,
-                                               float big[m_tiles][n_tiles][4], float small[m_tiles][n_tiles][4])
-{
-    constexpr int left[] = {2, 0, 1, 1, 0, 0}, right[] = {0, 2, 1, 0, 1, 0}; /* the smallest first */
-#pragma unroll
-    for (int i = 0; i < 6; i++)
-#pragma unroll
-        for (int m = 0; m < m_tiles; m++)
-#pragma unroll
-            for (int n = 0; n < 2 * pairs; n++)
-                ptx_mma(i < 5 ? small[m][first + n] : big[m][first + n], a[m][left[i]], b[n / 2][right[i]] + n % 2 * 2, part());
 }
 
 template <int m_tiles, int n_tiles> __device__ __forceinline__ void split_clear(float x[m_tiles][n_tiles][4])
@@ -87,7 +132,7 @@ template <int m_tiles, int n_tiles> __device__ __forceinline__ void split_clear(
                 x[m][n][e] = 0;
 }
 
-/* acc = the warp's own rows, 16 m_tiles of them, times `others` rows of another tile, over dim. */
+/* acc = the warp's own rows, 16 m_tiles of them, times `others` rows of another tile, over dim, in the units of both. */
 template <int dim, int m_tiles, int others>
 __device__ __forceinline__ void split_product(const unsigned char *own, const unsigned char *other,
                                               float acc[m_tiles][others / 8][4])
@@ -96,7 +141,7 @@ __device__ __forceinline__ void split_product(const unsigned char *own, const un
     const int lane = threadIdx.x % 32;
     const uint32_t a_at = ptx_shared_address(own) + (threadIdx.x / 32 * 16 * m_tiles + lane % 16) * pitch + lane / 16 * 16;
     const uint32_t b_at = ptx_shared_address(other) + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 16;
-    float small[m_tiles][others / 8][4];
+    float small[m_tiles][others / 8][4]; /* sums of products with a second part */
     split_clear<m_tiles, others / 8>(acc);
     split_clear<m_tiles, others / 8>(small);
 #pragma unroll
@@ -111,7 +156,14 @@ __device__ __forceinline__ void split_product(const unsigned char *own, const un
 #pragma unroll
             for (int i = 0; i < pairs; i++)
                 split_left<dim>(b[i], b_at + 16 * (n + i) * pitch + 32 * d);
-            split_multiply<m_tiles, pairs, others / 8>(a, b, 2 * n, acc, small);
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+#pragma unroll
+                for (int m = 0; m < m_tiles; m++)
+#pragma unroll
+                    for (int j = 0; j < 2 * pairs; j++)
+                        ptx_mma(i < 2 ? small[m][2 * n + j] : acc[m][2 * n + j], a[m][i == 0], b[j / 2][i == 1] + j % 2 * 2,
+                                part());
         }
     }
 #pragma unroll
@@ -120,51 +172,88 @@ __device__ __forceinline__ void split_product(const unsigned char *own, const un
         for (int n = 0; n < others / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                acc[m][n][e] += small[m][n][e];
+                acc[m][n][e] = fmaf(small[m][n][e], SECOND, acc[m][n][e]);
+}
+
+/* The powers of two with which a tile's weights are at most 2^15: of each m-tile those of a thread's two rows. */
+template <int m_tiles> struct split_scales {
+    float of[m_tiles][2];
+    split_scales() = default;
+    __device__ explicit split_scales(float scale)
+    {
+#pragma unroll
+        for (int m = 0; m < m_tiles; m++)
+            of[m][0] = of[m][1] = scale;
+    }
+};
+
+/* The scales of weights: of the largest of each of the unit's own rows or keys. */
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ split_scales<m_tiles> split_scales_of(const float weight[m_tiles][n_tiles][4])
+{
+    split_scales<m_tiles> scale;
+#pragma unroll
+    for (int m = 0; m < m_tiles; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float largest = 0;
+#pragma unroll
+            for (int n = 0; n < n_tiles; n++)
+                largest = fmaxf(largest, fmaxf(fabsf(weight[m][n][2 * half]), fabsf(weight[m][n][2 * half + 1])));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            scale.of[m][half] = split_scale(__float_as_uint(largest));
+        }
+    return scale;
 }
 
 /* sum += weights times `others` rows of another tile: weight[m-tile][n-tile][4], as products leave them. */
 template <int dim, int m_tiles, int others>
-__device__ __forceinline__ void split_add(const float weight[m_tiles][others / 8][4], const unsigned char *other,
-                                          float sum[m_tiles][dim / 8][4])
+__device__ __forceinline__ void split_add(const float weight[m_tiles][others / 8][4], const split_scales<m_tiles> &scale,
+                                          const unsigned char *other, float sum[m_tiles][dim / 8][4])
 {
-    constexpr int pitch = SPLIT_PITCH(dim), steps = others / 16, pairs = 2;
+    constexpr int pitch = SPLIT_PITCH(dim), steps = others / 16, pairs = dim < 128 ? 2 : 1; /* registers */
     const uint32_t b_at = ptx_shared_address(other) + threadIdx.x % 16 * pitch + threadIdx.x % 32 / 16 * 16;
-    uint32_t a[steps][m_tiles][SPLIT_PARTS][4];
+    const float unit = split_unit<dim>(other);
+    uint32_t a[steps][m_tiles][3][4];
 #pragma unroll
     for (int k = 0; k < steps; k++)
 #pragma unroll
         for (int m = 0; m < m_tiles; m++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                uint32_t parts[SPLIT_PARTS];
-                split_pair(weight[m][2 * k + e / 2][e % 2 * 2], weight[m][2 * k + e / 2][e % 2 * 2 + 1], parts);
-#pragma unroll
-                for (int i = 0; i < SPLIT_PARTS; i++)
-                    a[k][m][i][e] = parts[i];
+                const float *two = &weight[m][2 * k + e / 2][e % 2 * 2];
+                split_weights(two[0] * scale.of[m][e % 2], two[1] * scale.of[m][e % 2], &a[k][m][0][e], &a[k][m][1][e],
+                              &a[k][m][2][e]);
             }
 #pragma unroll
     for (int n = 0; n < dim / 16; n += pairs) {
-        float big[m_tiles][2 * pairs][4], small[m_tiles][2 * pairs][4];
-        split_clear<m_tiles, 2 * pairs>(big);
-        split_clear<m_tiles, 2 * pairs>(small);
+        float acc[m_tiles][2 * pairs][4];
+        uint32_t b[steps][SPLIT_PARTS][pairs][4];
+        split_clear<m_tiles, 2 * pairs>(acc);
 #pragma unroll
-        for (int k = 0; k < steps; k++) {
-            uint32_t b[pairs][SPLIT_PARTS][4];
+        for (int k = 0; k < steps; k++)
 #pragma unroll
             for (int j = 0; j < pairs; j++)
 #pragma unroll
                 for (int i = 0; i < SPLIT_PARTS; i++)
-                    ptx_ldmatrix_x4_trans(b[j][i], b_at + 16 * k * pitch + 2 * dim * i + 32 * (n + j));
-            split_multiply<m_tiles, pairs, 2 * pairs>(a[k], b, 0, big, small);
-        }
+                    ptx_ldmatrix_x4_trans(b[k][i][j], b_at + 16 * k * pitch + 2 * dim * i + 32 * (n + j));
+#pragma unroll
+        for (int i = 2; i >= 0; i--) /* the small ones first: what is added to large sums is truncated most */
+#pragma unroll
+            for (int k = 0; k < steps; k++)
+#pragma unroll
+                for (int m = 0; m < m_tiles; m++)
+#pragma unroll
+                    for (int j = 0; j < 2 * pairs; j++)
+                        ptx_mma(acc[m][j], a[k][m][i], b[k][i == 1][j / 2] + j % 2 * 2, part());
 #pragma unroll
         for (int m = 0; m < m_tiles; m++)
 #pragma unroll
             for (int i = 0; i < 2 * pairs; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    sum[m][2 * n + i][e] += big[m][i][e] + small[m][i][e];
+                    sum[m][2 * n + i][e] = fmaf(acc[m][i][e], unit * split_inverse(scale.of[m][e / 2]), sum[m][2 * n + i][e]);
     }
 }
 

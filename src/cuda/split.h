@@ -1,37 +1,53 @@
 /*
  * What the kernels for f32 on tensor cores and their launches agree on.
  *
- * A number is the sum of three of bf16, its parts: 24 bits. Their products in float are those of parts, the six largest of
- * nine. Q, K, V and dO are split once, into lists in the workspace: the rows of a key/value head's queries, or its keys, one
- * behind the other, each SPLIT_PITCH bytes: the parts of its numbers, each padded to the kernel's dim, and 16 bytes more, so
- * that eight rows of a tile in shared memory, which is a piece of such a list, lie in different banks. Backward also lists what
- * rows bring along (grad_lane), and of each tile of rows the keys that it keeps.
+ * A number x of a tile of rows is unit (h + 2^-11 l), h and l of binary16, its parts: 23 bits. unit is a power of two, the same
+ * for all numbers of the tile, of which the largest has 2^14 <= h <= 2^15. Products in float are those of parts, the three
+ * largest of four. A number below 2^-26 of the largest has fewer bits, the last worth 2^-50 of the largest. Where that is a
+ * quarter of a row or more (SPLIT_RANGE), or a number is not finite, the row is NaN in the list, so that what it takes part in
+ * is not finite and is computed by itself (alone.cuh).
+ *
+ * Q, K, V and dO are split once, into lists in the workspace: the rows of a key/value head's queries, or its keys, one behind
+ * the other, each SPLIT_PITCH bytes: the parts of its numbers, each padded to the kernel's dim, and 16 bytes more, so that
+ * eight rows of a tile in shared memory, which is a piece of such a list, lie in different banks; there stands unit. Q has the
+ * sign of the scale. Backward also lists what rows bring along (grad_lane), and of each tile of rows the keys that it keeps.
  */
 #ifndef FATTN_CUDA_SPLIT_H
 #define FATTN_CUDA_SPLIT_H
 
 #include "cuda/tensor.h"
 
-enum { SPLIT_PARTS = 3, SPLIT_DIM_MOST = 256, SPLIT_DIM_MOST_BACKWARD = 128, SPLIT_TENSORS = 4 };
+enum { SPLIT_PARTS = 2, SPLIT_DIM_MOST = 256, SPLIT_DIM_MOST_BACKWARD = 128, SPLIT_TENSORS = 4 };
 
-#define SPLIT_PITCH(dim) (2 * SPLIT_PARTS * (dim) + 16)
+#define SPLIT_UNIT(dim)  (2 * SPLIT_PARTS * (dim)) /* bytes from the beginning of a row to its unit */
+#define SPLIT_PITCH(dim) (SPLIT_UNIT(dim) + 16)
+
+/* Numbers of Q, K and V count as too small below this part of the largest of their tile, those of dO, a gradient, whose rows
+ * may well differ so much, only where they have hardly any bits. */
+#define SPLIT_RANGE      0x1p-26f
+#define SPLIT_RANGE_DOUT 0x1p-42f
+
+/* Pieces of eight numbers that a thread has of the lists, and rows that its block has: whole tiles, of at least 1024 numbers.
+ */
+enum { SPLIT_PIECES = 4 };
+#define SPLIT_LIST_ROWS(dim) (TENSOR_THREADS * SPLIT_PIECES * 8 / (dim))
 
 /* The sizes of forward kernels: X(dims padded, then m-tiles of 16 rows per warp, keys of a tile and blocks per multiprocessor
  * that registers are shared among; the same where scores are adjusted). Measured on an H200. */
 #define SPLIT_FORWARD_SIZES(X)                                                                                                 \
-    X(32, 1, 64, 3, 1, 32, 3)                                                                                                  \
+    X(32, 1, 32, 4, 1, 32, 3)                                                                                                  \
     X(64, 2, 32, 2, 1, 32, 3)                                                                                                  \
     X(128, 1, 32, 2, 1, 32, 2)                                                                                                 \
     X(256, 1, 16, 1, 1, 16, 1)
 
-/* Q, a tile of K and of V, places of rows. */
-#define SPLIT_FORWARD_SHARED(dim, m_tiles, keys) (TENSOR_ROWS(m_tiles) * (SPLIT_PITCH(dim) + 32) + 2 * (keys)*SPLIT_PITCH(dim))
+/* Q, two tiles of K and of V, places of rows. */
+#define SPLIT_FORWARD_SHARED(dim, m_tiles, keys) (TENSOR_ROWS(m_tiles) * (SPLIT_PITCH(dim) + 32) + 4 * (keys)*SPLIT_PITCH(dim))
 
 /* Likewise of backward kernels: X(dims padded, then of units that own keys m-tiles and rows of a tile, of those that own rows
  * m-tiles and keys of a tile, and blocks). */
 #define SPLIT_BACKWARD_SIZES(X)                                                                                                \
-    X(32, 1, 32, 1, 32, 3)                                                                                                     \
-    X(64, 1, 32, 1, 32, 2)                                                                                                     \
+    X(32, 1, 32, 2, 32, 3)                                                                                                     \
+    X(64, 1, 32, 2, 32, 1)                                                                                                     \
     X(128, 1, 16, 1, 16, 1)
 
 /* Two tensors of the unit's own rows, two tiles each of two others, what rows bring along, two tiles' or the unit's own, and
@@ -59,7 +75,8 @@ typedef struct split_call {
     float *delta;                        /* D, in the order of lse */
     int64_t first[SPLIT_TENSORS + 2];    /* the first block of each list; lanes are the last */
     int64_t rows_blocks;                 /* of backward: those that own rows come first */
-    int32_t dim, tile;                   /* padded; rows of a tile, at most 32 */
+    int32_t dim;                         /* padded */
+    int32_t tile[2];                     /* rows of a tile of Q and dO (0), and of K and V (1); a power of two, at least 16 */
 } split_call;
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Backward for f32 on tensor cores, every number as three of bf16 (split.h). One launch of two kinds of units, which own what
+ * Backward for f32 on tensor cores, every number as two of binary16 (split.h). One launch of two kinds of units, which own what
  * they write, so that nothing is added in memory: units of keys own dK and dV, units of rows own dQ. Both compute S and dP.
  */
 #include "cuda/split.cuh"
@@ -39,19 +39,19 @@ __device__ __forceinline__ int other_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Units of one kind: (sequence, key/value head, tile), tiles fastest. */
+/* Units of one kind: (tile, sequence, key/value head), heads fastest. */
 template <class S>
 __device__ inline void unit_begin(unit *u, const fattn_problem &problem, const fattn_launch &at, const split_call &call,
-                                  long long index, long long tiles)
+                                  unsigned index)
 {
+    const unsigned heads = (unsigned)problem.desc.heads_kv, batch = (unsigned)problem.desc.batch;
     extern __shared__ __align__(128) unsigned char shared[];
     u->problem = &problem;
     u->at = &at;
     u->delta = call.delta;
-    u->first = index % tiles * S::own;
-    index /= tiles;
-    u->head_kv = (int)(index % problem.desc.heads_kv);
-    u->seq = fattn_sequence_of(&problem, &at, index / problem.desc.heads_kv);
+    u->head_kv = (int)(index % heads);
+    u->seq = fattn_sequence_of(&problem, &at, index / heads % batch);
+    u->first = (long long)(index / heads / batch) * S::own;
     u->own[0] = shared;
     u->own[1] = u->own[0] + S::own_bytes;
     u->tile[0] = u->own[1] + S::own_bytes;
@@ -89,16 +89,29 @@ __device__ __forceinline__ void load_two(unsigned char *to, unsigned char *to_ot
     split_load<rows, pitch>(to_other, other + first * pitch, count - first);
 }
 
+/* Products of the unit's own rows and the tile that is at number `stage`, in the tensors' units. */
+template <class S>
+__device__ __forceinline__ void products(const unit &u, int stage, float s[S::m_tiles][S::tile / 8][4],
+                                         float dp[S::m_tiles][S::tile / 8][4])
+{
+    split_product<S::dim, S::m_tiles, S::tile>(u.own[0], u.tile[0] + stage * S::tile_bytes, s);
+    split_product<S::dim, S::m_tiles, S::tile>(u.own[1], u.tile[1] + stage * S::tile_bytes, dp);
+}
+
 /* gradient of each of a warp's products; of element e of (m, n) lane_at has the row, and key_at the key, counted from `first`.
  */
 template <class S, bool adjusted, class Lane, class Key>
-__device__ __forceinline__ void gradients(const unit &u, const scoring &how, bool whole, long long first,
+__device__ __forceinline__ void gradients(const unit &u, const scoring &how, int stage, bool whole, long long first,
                                           float s[S::m_tiles][S::tile / 8][4], float dp[S::m_tiles][S::tile / 8][4],
                                           Lane lane_at, Key key_at)
 {
+    const float s_tile = split_unit<S::dim>(u.tile[0] + stage * S::tile_bytes);
+    const float dp_tile = split_unit<S::dim>(u.tile[1] + stage * S::tile_bytes);
     const auto all = [&](auto kept) {
 #pragma unroll
-        for (int m = 0; m < S::m_tiles; m++)
+        for (int m = 0; m < S::m_tiles; m++) {
+            const float s_unit = split_own_unit<S::dim, S::m_tiles>(u.own[0], m) * s_tile;
+            const float dp_unit = split_own_unit<S::dim, S::m_tiles>(u.own[1], m) * dp_tile;
 #pragma unroll
             for (int n = 0; n < S::tile / 8; n++)
 #pragma unroll
@@ -107,10 +120,12 @@ __device__ __forceinline__ void gradients(const unit &u, const scoring &how, boo
                     const int key = key_at(m, n, e);
                     const bool keep = kept(lane, key);
                     /* A bias is there for keys that are kept; what else is dropped afterwards, which takes no branches. */
-                    gradient<adjusted>(grad_of(u), how, lane, first + key, !adjusted || keep, &s[m][n][e], &dp[m][n][e]);
+                    gradient<adjusted>(grad_of(u), how, lane, first + key, !adjusted || keep, &s[m][n][e], &dp[m][n][e], s_unit,
+                                       dp_unit);
                     s[m][n][e] = keep ? s[m][n][e] : 0.0f;
                     dp[m][n][e] = keep ? dp[m][n][e] : 0.0f;
                 }
+        }
     };
     if (whole) /* most tiles: no comparisons */
         all([](const grad_lane &, int) { return true; });
@@ -124,18 +139,18 @@ __device__ __forceinline__ void gradients(const unit &u, const scoring &how, boo
 
 /* -------------------------------------------------------------------------------------------------------------- keys */
 
-/* Of 32 tiles per warp from number 128 window on, which keep some of the unit's keys, and which keep all; in shared memory. */
+/* Of 32 tiles per warp from a multiple of 128 on, which keep some of the unit's keys, and which keep all; in shared memory. */
 struct tile_window {
     uint32_t some[TENSOR_WARPS], all[TENSOR_WARPS];
 };
 
 static_assert(sizeof(tile_window) == 32, "SPLIT_BACKWARD_SHARED counts on it");
 
-template <class S> __device__ inline void set_window(const unit &u, const lists &at, tile_window *window, long long first)
+template <class S> __device__ inline void set_window(const unit &u, const lists &at, tile_window *window, int first, int tiles)
 {
-    const long long tile = first + threadIdx.x;
+    const int tile = first + (int)threadIdx.x;
     bool some = false, all = false;
-    if (tile * S::tile < at.rows) {
+    if (tile < tiles) {
         const split_span span = at.spans[tile];
         some = span.lo < u.first + S::own && span.hi > u.first;
         all = span.all_lo <= u.first && span.all_hi >= u.first + S::own;
@@ -151,13 +166,12 @@ template <class S> __device__ inline void set_window(const unit &u, const lists 
 
 /* The next tile from number `tile` on that keeps some of the unit's keys, or the number of tiles. *whole: it keeps all. */
 template <class S>
-__device__ inline long long next_tile(const unit &u, const lists &at, tile_window *window, long long tile, bool *whole)
+__device__ inline int next_tile(const unit &u, const lists &at, tile_window *window, int tile, int tiles, bool *whole)
 {
-    const long long tiles = (at.rows + S::tile - 1) / S::tile;
     while (tile < tiles) {
-        const int place = (int)(tile % THREADS);
+        const int place = tile & (THREADS - 1);
         if (place == 0)
-            set_window<S>(u, at, window, tile);
+            set_window<S>(u, at, window, tile, tiles);
         const uint32_t some = window->some[place / 32] >> place % 32;
         if (some) {
             const int skip = __ffs(some) - 1;
@@ -169,16 +183,19 @@ __device__ inline long long next_tile(const unit &u, const lists &at, tile_windo
     return tiles;
 }
 
-template <class S> __device__ __forceinline__ void load_row_tile(const unit &u, const lists &at, int stage, long long tile)
+template <class S> __device__ __forceinline__ void load_row_tile(const unit &u, const lists &at, int stage, int tile)
 {
-    const long long first = tile * S::tile;
-    const uint32_t to = ptx_shared_address(u.lane + stage * S::tile);
+    const long long first = (long long)tile * S::tile;
+    const uint32_t to = ptx_shared_address(u.lane + stage * S::tile) + threadIdx.x * 8;
     load_two<S::tile, S::pitch>(u.tile[0] + stage * S::tile_bytes, u.tile[1] + stage * S::tile_bytes, at.q, at.dout, first,
                                 at.rows);
-    for (int i = threadIdx.x * 8; i < S::tile * SPLIT_LANE_BYTES; i += THREADS * 8) {
-        const bool there = first * SPLIT_LANE_BYTES + i < at.rows * SPLIT_LANE_BYTES;
-        ptx_cp_async_8(to + i, at.lanes + (there ? first * SPLIT_LANE_BYTES + i : 0), there);
-    }
+    constexpr int all = S::tile * SPLIT_LANE_BYTES, step = THREADS * 8;
+    const int own = threadIdx.x * 8, bytes = (int)min(at.rows - first, (long long)S::tile) * SPLIT_LANE_BYTES - own;
+    const unsigned char *from = at.lanes + first * SPLIT_LANE_BYTES + own; /* not read where nothing is there */
+#pragma unroll
+    for (int i = 0; i < (all + step - 1) / step; i++)
+        if ((i + 1) * step <= all || i * step + own < all)
+            ptx_cp_async_8(to + i * step, from + i * step, i * step < bytes);
 }
 
 /* Whether the thread's part of half of the rows, elements 2 half and 2 half + 1, is finite. */
@@ -192,15 +209,22 @@ template <int tiles> __device__ __forceinline__ bool finite_half(const float sum
 }
 
 template <int tiles>
-__device__ __forceinline__ void store_half(const float sum[tiles][4], int half, float by, void *row, int32_t dtype,
-                                           long long column, long long count)
+__device__ __forceinline__ void store_half(const float sum[tiles][4], int half, float by, void *row, long long count)
 {
+    float *to = (float *)row;
 #pragma unroll
-    for (int n = 0; n < tiles; n++)
-#pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; e++)
-            if (column + other_of(n, e) < count)
-                store_number(row, dtype, column + other_of(n, e), sum[n][e] * by);
+    for (int n = 0; n < tiles; n++) {
+        const int column = other_of(n, 2 * half);
+        const float x = sum[n][2 * half] * by, y = sum[n][2 * half + 1] * by;
+        if (column + 1 < count && (uintptr_t)row % 8 == 0) {
+            *(float2 *)(to + column) = make_float2(x, y);
+            continue;
+        }
+        if (column < count)
+            to[column] = x;
+        if (column + 1 < count)
+            to[column + 1] = y;
+    }
 }
 
 /* Writes dK and dV of the unit's keys. */
@@ -217,11 +241,10 @@ __device__ inline void finish_keys(const unit &u, const float dk[S::m_tiles][S::
             const bool there = key < u.seq.seq_k;
             const bool finite = finite_half<S::dim / 8>(dk[m], half) && finite_half<S::dim / 8>(dv[m], half);
             if (there) {
-                store_half<S::dim / 8>(dk[m], half, (float)d.scale,
-                                       fattn_key_row(u.problem, u.at, &u.at->dk, 4, &u.seq, u.head_kv, key), FATTN_F32, 0,
-                                       d.dim);
+                store_half<S::dim / 8>(dk[m], half, fabsf((float)d.scale), /* Q has the sign */
+                                       fattn_key_row(u.problem, u.at, &u.at->dk, 4, &u.seq, u.head_kv, key), d.dim);
                 store_half<S::dim / 8>(dv[m], half, 1.0f, fattn_key_row(u.problem, u.at, &u.at->dv, 4, &u.seq, u.head_kv, key),
-                                       FATTN_F32, 0, d.dim_v);
+                                       d.dim_v);
             }
             __syncwarp();
             const unsigned wrong = __ballot_sync(0xffffffffu, !finite && there);
@@ -233,10 +256,11 @@ __device__ inline void finish_keys(const unit &u, const float dk[S::m_tiles][S::
 }
 
 template <class S, bool adjusted>
-__device__ inline void keys(const fattn_problem &problem, const fattn_launch &launch, const split_call &call, long long index)
+__device__ inline void keys(const fattn_problem &problem, const fattn_launch &launch, const split_call &call, unsigned index)
 {
     unit u;
-    unit_begin<S>(&u, problem, launch, call, index, call.tiles[1]);
+    unit_begin<S>(&u, problem, launch, call, index);
+    ptx_wait_for_grids_before(); /* the lists; no launch ends before those before it */
     if (u.first >= u.seq.seq_k)
         return;
     const scoring how = scoring_of(problem, adjusted);
@@ -246,32 +270,27 @@ __device__ inline void keys(const fattn_problem &problem, const fattn_launch &la
     bool whole, next_whole;
     int stage = 0;
     load_two<S::own, S::pitch>(u.own[0], u.own[1], at.k, at.v, u.first, at.keys);
-    long long tile = next_tile<S>(u, at, window, 0, &whole);
-    if (tile * S::tile < at.rows)
+    const int tiles = (int)((at.rows + S::tile - 1) / S::tile);
+    int tile = next_tile<S>(u, at, window, 0, tiles, &whole);
+    if (tile < tiles)
         load_row_tile<S>(u, at, 0, tile);
     ptx_cp_async_commit();
-    if (problem.desc.scale < 0) {
+    while (tile < tiles) {
         ptx_cp_async_wait<0>();
         __syncthreads();
-        flip_signs(u.own[0], S::own_bytes);
-    }
-    while (tile * S::tile < at.rows) {
-        ptx_cp_async_wait<0>();
-        __syncthreads();
-        const long long next = next_tile<S>(u, at, window, tile + 1, &next_whole);
-        if (next * S::tile < at.rows)
+        const int next = next_tile<S>(u, at, window, tile + 1, tiles, &next_whole);
+        if (next < tiles)
             load_row_tile<S>(u, at, stage ^ 1, next);
         ptx_cp_async_commit();
         const grad_lane *lane = u.lane + stage * S::tile;
         const unsigned char *q = u.tile[0] + stage * S::tile_bytes, *dout = u.tile[1] + stage * S::tile_bytes;
         float s[S::m_tiles][S::tile / 8][4], dp[S::m_tiles][S::tile / 8][4];
-        split_product<S::dim, S::m_tiles, S::tile>(u.own[0], q, s);
-        split_product<S::dim, S::m_tiles, S::tile>(u.own[1], dout, dp);
+        products<S>(u, stage, s, dp);
         gradients<S, adjusted>(
-            u, how, whole, u.first, s, dp, [&](int, int n, int e) -> const grad_lane & { return lane[other_of(n, e)]; },
+            u, how, stage, whole, u.first, s, dp, [&](int, int n, int e) -> const grad_lane & { return lane[other_of(n, e)]; },
             [&](int m, int, int e) { return own_of<S::m_tiles>(e, m); });
-        split_add<S::dim, S::m_tiles, S::tile>(s, dout, dv);
-        split_add<S::dim, S::m_tiles, S::tile>(dp, q, dk);
+        split_add<S::dim, S::m_tiles, S::tile>(s, split_scales_of<S::m_tiles, S::tile / 8>(s), dout, dv);
+        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::m_tiles, S::tile / 8>(dp), q, dk);
         tile = next;
         whole = next_whole;
         stage ^= 1;
@@ -299,13 +318,6 @@ template <class S> __device__ inline fattn_interval span_of(const unit &u)
     return {lo, hi};
 }
 
-/* Whether the warp's rows keep none (0), some (1) or all (2) of a tile's keys. */
-template <class S> __device__ inline int kept_of(const unit &u, long long key)
-{
-    const lane_place &place = u.lane[threadIdx.x / 32 * 16 * S::m_tiles + threadIdx.x % (16 * S::m_tiles)].place;
-    return kept_of(place, place.row >= 0, key, S::tile);
-}
-
 /* Writes dQ of the unit's rows. */
 template <class S> __device__ inline void finish_queries(const unit &u, const float dq[S::m_tiles][S::dim / 8][4])
 {
@@ -317,7 +329,7 @@ template <class S> __device__ inline void finish_queries(const unit &u, const fl
             const lane_place place = u.lane[own_of<S::m_tiles>(2 * half, m)].place;
             if (place.row >= 0)
                 store_half<S::dim / 8>(dq[m], half, (float)d.scale,
-                                       fattn_query_row(&u.at->dq, 4, &u.seq, place.head, place.row), FATTN_F32, 0, d.dim);
+                                       fattn_query_row(&u.at->dq, 4, &u.seq, place.head, place.row), d.dim);
             __syncwarp();
             const unsigned wrong = __ballot_sync(0xffffffffu, !finite_half<S::dim / 8>(dq[m], half) && place.row >= 0);
             for (int g = 0; g < 8; g++)
@@ -329,11 +341,11 @@ template <class S> __device__ inline void finish_queries(const unit &u, const fl
 }
 
 template <class S, bool adjusted>
-__device__ inline void queries(const fattn_problem &problem, const fattn_launch &launch, const split_call &call,
-                               long long index)
+__device__ inline void queries(const fattn_problem &problem, const fattn_launch &launch, const split_call &call, unsigned index)
 {
     unit u;
-    unit_begin<S>(&u, problem, launch, call, index, call.tiles[0]);
+    unit_begin<S>(&u, problem, launch, call, index);
+    ptx_wait_for_grids_before();                      /* the lists; no launch ends before those before it */
     u.first = (call.tiles[0] - 1) * S::own - u.first; /* the last rows first: with a causal mask they take longest */
     if (u.first >= problem.group * u.seq.seq_q)
         return;
@@ -341,39 +353,37 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
     const lists at = lists_of<S>(u, call);
     float dq[S::m_tiles][S::dim / 8][4] = {};
     for (int r = threadIdx.x; r < S::own; r += THREADS)
-        u.lane[r] = lane_of(grad_of(u), u.head_kv, u.first + r);
+        u.lane[r] = u.first + r < at.rows ? ((const grad_lane *)at.lanes)[u.first + r] : grad_lane{{-1, 0, 0, 0, 0}, 0, 0};
     __syncthreads();
     const fattn_interval span = span_of<S>(u);
-    const long long start = span.lo / S::tile * S::tile;
+    const int first = span.lo < span.hi ? (int)(span.lo / S::tile) : 0, end = (int)((span.hi + S::tile - 1) / S::tile);
+    const split_kept kept =
+        split_kept_of(u.lane[threadIdx.x / 32 * 16 * S::m_tiles + threadIdx.x % (16 * S::m_tiles)].place, S::tile);
+    const auto load = [&](int tile) {
+        const int stage = (tile - first) % 2 * S::tile_bytes;
+        load_two<S::tile, S::pitch>(u.tile[0] + stage, u.tile[1] + stage, at.k, at.v, (long long)tile * S::tile, at.keys);
+    };
     load_two<S::own, S::pitch>(u.own[0], u.own[1], at.q, at.dout, u.first, at.rows);
-    if (start < span.hi)
-        load_two<S::tile, S::pitch>(u.tile[0], u.tile[1], at.k, at.v, start, at.keys);
+    if (first < end)
+        load(first);
     ptx_cp_async_commit();
-    if (problem.desc.scale < 0) {
+    for (int tile = first; tile < end; tile++) {
+        const int stage = (tile - first) % 2;
         ptx_cp_async_wait<0>();
         __syncthreads();
-        flip_signs(u.own[0], S::own_bytes);
-    }
-    int stage = 0;
-    for (long long key = start; key < span.hi; key += S::tile, stage ^= 1) {
-        const unsigned char *k = u.tile[0] + stage * S::tile_bytes, *v = u.tile[1] + stage * S::tile_bytes;
-        ptx_cp_async_wait<0>();
-        __syncthreads();
-        if (key + S::tile < span.hi)
-            load_two<S::tile, S::pitch>(u.tile[0] + (stage ^ 1) * S::tile_bytes, u.tile[1] + (stage ^ 1) * S::tile_bytes, at.k,
-                                        at.v, key + S::tile, at.keys);
+        if (tile + 1 < end)
+            load(tile + 1);
         ptx_cp_async_commit();
-        const int kept = kept_of<S>(u, key);
-        if (kept == 0)
+        if (!kept.any_of(tile))
             continue;
         float s[S::m_tiles][S::tile / 8][4], dp[S::m_tiles][S::tile / 8][4];
-        split_product<S::dim, S::m_tiles, S::tile>(u.own[0], k, s);
-        split_product<S::dim, S::m_tiles, S::tile>(u.own[1], v, dp);
+        products<S>(u, stage, s, dp);
         gradients<S, adjusted>(
-            u, how, kept == 2, key, s, dp,
+            u, how, stage, kept.all_of(tile), (long long)tile * S::tile, s, dp,
             [&](int m, int, int e) -> const grad_lane & { return u.lane[own_of<S::m_tiles>(e, m)]; },
             [&](int, int n, int e) { return other_of(n, e); });
-        split_add<S::dim, S::m_tiles, S::tile>(dp, k, dq);
+        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::m_tiles, S::tile / 8>(dp),
+                                               u.tile[0] + stage * S::tile_bytes, dq);
     }
     ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
     finish_queries<S>(u, dq);
@@ -389,7 +399,7 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
         if (blockIdx.x < call.rows_blocks)                                                                                     \
             queries<sizes<dim, m_rows, keys_of_tile>, adjusted>(problem, at, call, blockIdx.x);                                \
         else                                                                                                                   \
-            keys<sizes<dim, m_keys, rows>, adjusted>(problem, at, call, blockIdx.x - call.rows_blocks);                        \
+            keys<sizes<dim, m_keys, rows>, adjusted>(problem, at, call, blockIdx.x - (unsigned)call.rows_blocks);              \
     }
 
 #define BACKWARDS(dim, m_keys, rows, m_rows, keys, blocks)                                                                     \

@@ -1,8 +1,8 @@
 /*
- * Forward for f32 on tensor cores, every number as three of bf16 (split.h).
+ * Forward for f32 on tensor cores, every number as two of binary16 (split.h).
  *
  * A unit is as in tensor_forward.cu: ROWS rows of one key/value head's queries against all keys that they keep, in tiles of
- * KEYS keys. There is room for one tile of K and one of V: V comes while scores are computed, the next K while O += P V is.
+ * KEYS keys. There is room for two tiles of K and of V: the next come while one is at work.
  */
 #include "cuda/forward.cuh"
 #include "cuda/split.cuh"
@@ -21,29 +21,74 @@ template <class S>
 __device__ inline bool unit_begin(unit<S> *u, const fattn_problem &problem, const fattn_launch &at, const split_call &call)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    long long index = blockIdx.x;
+    const unsigned heads = (unsigned)problem.desc.heads_kv, batch = (unsigned)problem.desc.batch;
     u->problem = &problem;
     u->at = &at;
-    /* The last rows first: with a causal mask they take longest. */
-    u->first = (call.tiles[0] - 1 - index % call.tiles[0]) * S::rows;
-    index /= call.tiles[0];
     u->column = 0;
-    u->head_kv = (int)(index % problem.desc.heads_kv);
-    u->b = index / problem.desc.heads_kv;
+    u->head_kv = (int)(blockIdx.x % heads);
+    u->b = blockIdx.x / heads % batch;
+    /* The last rows of all sequences and heads first: with a causal mask they take longest. */
+    u->first = (call.tiles[0] - 1 - blockIdx.x / heads / batch) * S::rows;
     u->seq = fattn_sequence_of(&problem, &at, u->b);
     u->q = shared;
     u->k = u->q + S::q_bytes;
-    u->v = u->k + S::k_bytes;
-    u->lane = (lane_place *)(u->v + S::k_bytes);
+    u->v = u->k + 2 * S::k_bytes;
+    u->lane = (lane_place *)(u->v + 2 * S::k_bytes);
     return u->first < problem.group * u->seq.seq_q;
 }
 
-/* Keys key .. of a list that begins with the unit's first key. */
-template <class S>
-__device__ __forceinline__ void load_keys(const unit<S> &u, unsigned char *tile, const unsigned char *list, long long key)
+/* Scores in their unit become scores, and the unit 1. */
+template <class S> __device__ __forceinline__ void take_unit(float s[S::m_tiles][S::keys / 8][4], float unit[S::m_tiles])
 {
-    split_load<S::keys, S::pitch>(tile, list + key * S::pitch, u.seq.seq_k - key);
-    ptx_cp_async_commit();
+#pragma unroll
+    for (int m = 0; m < S::m_tiles; m++) {
+#pragma unroll
+        for (int n = 0; n < S::keys / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[m][n][e] *= unit[m];
+        unit[m] = 1;
+    }
+}
+
+/* As softmax, of scores in a unit. The reference is the largest product itself, so that distances from it are exact. */
+template <class S>
+__device__ __forceinline__ void softmax_in_unit(row_sums<S> *sum, float c, const float unit[S::m_tiles],
+                                                float s[S::m_tiles][S::keys / 8][4])
+{
+#pragma unroll
+    for (int m = 0; m < S::m_tiles; m++) {
+        float correction[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float before = sum->m[m][half];
+            float most = -INFINITY, l[2] = {0, 0};
+#pragma unroll
+            for (int n = 0; n < S::keys / 8; n++)
+                most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            most = fmaxf(before, most * unit[m]);
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+            const float from = most == -INFINITY ? 0.0f : most;
+            correction[half] = ptx_exp2((before - from) * c);
+#pragma unroll
+            for (int n = 0; n < S::keys / 8; n++) {
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++)
+                    s[m][n][e] = ptx_exp2(fmaf(s[m][n][e], unit[m], -from) * c);
+                l[n % 2] += s[m][n][2 * half] + s[m][n][2 * half + 1];
+            }
+            sum->m[m][half] = most;
+            sum->l[m][half] = sum->l[m][half] * correction[half] + (l[0] + l[1]);
+        }
+        if (__any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1)) { /* rare once there are many keys */
+#pragma unroll
+            for (int n = 0; n < S::width / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    sum->o[m][n][e] *= correction[e / 2];
+        }
+    }
 }
 
 template <class S, bool adjusted>
@@ -51,47 +96,60 @@ __device__ inline void forward(const fattn_problem &problem, const fattn_launch 
 {
     unit<S> u;
     row_sums<S> sum = {};
-    if (!unit_begin(&u, problem, at, call))
+    const bool there = unit_begin(&u, problem, at, call);
+    if (there)
+        unit_lanes(&u);
+    ptx_wait_for_grids_before(); /* the lists; no launch ends before those before it */
+    if (!there)
         return;
     scoring how = scoring_of(problem, adjusted);
     how.bytes = false; /* their factors are in the parts */
-    unit_lanes(&u);
+    how.shift = 0;
 #pragma unroll
     for (int m = 0; m < S::m_tiles; m++)
         sum.m[m][0] = sum.m[m][1] = -INFINITY;
-    const long long start = u.span_lo / S::keys * S::keys, keys = split_keys(problem, at, u.seq, u.head_kv);
-    const unsigned char *q = call.parts[0] + (split_queries(problem, at, u.seq, u.head_kv) + u.first) * S::pitch;
+    const int first = u.span_lo < u.span_hi ? (int)(u.span_lo / S::keys) : 0, end = (int)((u.span_hi + S::keys - 1) / S::keys);
+    const split_kept kept = split_kept_of(u.lane[u.warp_row() + threadIdx.x % 32 % (16 * S::m_tiles)], S::keys);
+    const long long keys = split_keys(problem, at, u.seq, u.head_kv);
     const unsigned char *k = call.parts[1] + keys * S::pitch, *v = call.parts[2] + keys * S::pitch;
-    split_load<S::rows, S::pitch>(u.q, q, problem.group * u.seq.seq_q - u.first);
-    if (start < u.span_hi)
-        load_keys(u, u.k, k, start);
-    if (problem.desc.scale < 0) {
+    const auto load = [&](int tile) {
+        const long long key = (long long)tile * S::keys;
+        const int stage = (tile - first) % 2 * S::k_bytes;
+        split_load<S::keys, S::pitch>(u.k + stage, k + key * S::pitch, u.seq.seq_k - key);
+        split_load<S::keys, S::pitch>(u.v + stage, v + key * S::pitch, u.seq.seq_k - key);
+    };
+    split_load<S::rows, S::pitch>(u.q, call.parts[0] + (split_queries(problem, at, u.seq, u.head_kv) + u.first) * S::pitch,
+                                  problem.group * u.seq.seq_q - u.first);
+    if (first < end)
+        load(first);
+    ptx_cp_async_commit();
+    for (int tile = first; tile < end; tile++) {
+        float s[S::m_tiles][S::keys / 8][4], unit[S::m_tiles];
+        const unsigned char *k_tile = u.k + (tile - first) % 2 * S::k_bytes, *v_tile = u.v + (tile - first) % 2 * S::k_bytes;
+        const long long key = (long long)tile * S::keys;
         ptx_cp_async_wait<0>();
         __syncthreads();
-        flip_queries(u);
-    }
-    for (long long key = start; key < u.span_hi; key += S::keys) {
-        float s[S::m_tiles][S::keys / 8][4];
-        const int kept = kept_of(u, key);
-        ptx_cp_async_wait<0>();
-        __syncthreads();
-        load_keys(u, u.v, v, key);
-        if (kept) {
-            split_product<S::dim, S::m_tiles, S::keys>(u.q, u.k, s);
-            if (adjusted)
-                adjust_scores<S>(u, how, key, 0, s);
-            if (kept == 1)
-                drop_keys<S>(u, key, s);
-            softmax(&sum, how, s);
-            if (adjusted)
-                weigh<S>(u, how, key, 0, s);
+        if (tile + 1 < end)
+            load(tile + 1);
+        ptx_cp_async_commit();
+        if (!kept.any_of(tile))
+            continue;
+        split_product<S::dim, S::m_tiles, S::keys>(u.q, k_tile, s);
+#pragma unroll
+        for (int m = 0; m < S::m_tiles; m++) /* not 0: scores may be -inf */
+            unit[m] = fmaxf(split_own_unit<S::dim, S::m_tiles>(u.q, m) * split_unit<S::dim>(k_tile), 0x1p-126f);
+        if (adjusted) {
+            take_unit<S>(s, unit);
+            adjust_scores<S>(u, how, key, 0, s);
         }
-        ptx_cp_async_wait<0>();
-        __syncthreads();
-        if (key + S::keys < u.span_hi)
-            load_keys(u, u.k, k, key + S::keys);
-        if (kept)
-            split_add<S::dim, S::m_tiles, S::keys>(s, u.v, sum.o);
+        if (!kept.all_of(tile))
+            drop_keys<S>(u, key, s);
+        softmax_in_unit<S>(&sum, how.c, unit, s);
+        if (adjusted)
+            weigh<S>(u, how, key, 0, s);
+        const split_scales<S::m_tiles> scales =
+            adjusted ? split_scales_of<S::m_tiles, S::keys / 8>(s) : split_scales<S::m_tiles>(0x1p15f);
+        split_add<S::dim, S::m_tiles, S::keys>(s, scales, v_tile, sum.o);
     }
     ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
     finish_rows(u, how, &sum);

@@ -63,15 +63,16 @@ __device__ inline float adjust_score(const grad_problem &g, const scoring &how, 
     return x * (float)LOG2E;
 }
 
-/* s: a product q.k becomes P with dropout's factor, what dV is weighted with; dp: a product dO.v becomes dS, without scale. */
+/* s: a product q.k becomes P with dropout's factor, what dV is weighted with; dp: a product dO.v becomes dS, without scale.
+ * s_unit, dp_unit: what the products are in, powers of two. */
 template <bool adjusted>
 __device__ __forceinline__ void gradient(const grad_problem &g, const scoring &how, const grad_lane &lane, long long key,
-                                         bool whole, float *s, float *dp)
+                                         bool whole, float *s, float *dp, float s_unit = 1, float dp_unit = 1)
 {
     const bool kept = whole || (key >= lane.place.lo && key < lane.place.hi);
     if (!adjusted) {
-        const float p = kept ? ptx_exp2(fmaf(*s, how.c, -lane.lse)) : 0.0f;
-        *dp = kept ? p * (*dp - lane.delta) : 0.0f;
+        const float p = kept ? ptx_exp2(fmaf(*s, how.c * s_unit, -lane.lse)) : 0.0f;
+        *dp = kept ? p * fmaf(*dp, dp_unit, -lane.delta) : 0.0f;
         *s = p;
         return;
     }
@@ -80,12 +81,12 @@ __device__ __forceinline__ void gradient(const grad_problem &g, const scoring &h
         *s = *dp = 0;
         return;
     }
-    const float p = ptx_exp2(adjust_score(g, how, lane.place, key, *s, &bend) - lane.lse);
+    const float p = ptx_exp2(adjust_score(g, how, lane.place, key, *s * s_unit, &bend) - lane.lse);
     if (how.dropped)
         factor = fattn_dropout_keeps(&how.dropout, g.seq->b * g.problem->desc.heads_q + lane.place.head, lane.place.row, key)
                      ? how.keep
                      : 0.0f;
-    *dp = p * (factor * *dp - lane.delta) * bend;
+    *dp = p * fmaf(factor * dp_unit, *dp, -lane.delta) * bend;
     *s = p * factor;
 }
 
