@@ -1,0 +1,72 @@
+/* Work and peak: see flops.h. */
+#include "flops.h"
+
+#include "evaluate.h"
+#include "error.h"
+
+enum { CPU_SIDE = 1024, GPU_SIDE = 8192, TRIES = 4 }; /* the first try warms up */
+
+static double mean_keys(int64_t seq, attention_path path)
+{
+    const int64_t most = path.kind == ATTENTION_WINDOW && path.size < seq ? path.size : seq;
+    /* 1, 2, ..., most, and then always most */
+    return ((double)most * (double)(most + 1) / 2 + (double)(seq - most) * (double)most) / (double)seq;
+}
+
+double flops_per_token(const model_config *c, int64_t seq, attention_path path)
+{
+    const double hidden = (double)c->hidden, queries = (double)(c->heads * c->head_dim);
+    const double keys = (double)(c->heads_kv * c->head_dim), ffn = (double)c->ffn;
+    const double layer = hidden * (2 * queries + 2 * keys + 3 * ffn);
+    return 6 * ((double)c->layers * layer + (double)c->vocab * hidden) +
+           12 * (double)c->layers * queries * mean_keys(seq, path);
+}
+
+/* Seconds of one product, once everything before it is done. */
+static bool time_product(device *d, const product_call *c, double *seconds)
+{
+    float done;
+    const bool ready = d->run->get(d, &done, c->c, sizeof done);
+    const double start = evaluate_seconds();
+    const bool good = ready && d->run->product(d, c) && d->run->get(d, &done, c->c, sizeof done);
+    *seconds = evaluate_seconds() - start;
+    return good;
+}
+
+static bool fastest(device *d, const product_call *c, double *best)
+{
+    for (int i = 0; i < TRIES; i++) {
+        double seconds;
+        if (!time_product(d, c, &seconds))
+            return false;
+        *best = i == 0 || seconds < *best ? seconds : *best;
+    }
+    return true;
+}
+
+double flops_peak(const runtime *r)
+{
+    device *d = r->device;
+    const int64_t n = d->kind == FATTN_DEVICE_CPU ? CPU_SIDE : GPU_SIDE;
+    const size_t in = (size_t)(n * n) * number_bytes(r->type), out = (size_t)(n * n) * sizeof(float);
+    void *a = d->run->allocate(d, in), *b = d->run->allocate(d, in), *c = d->run->allocate(d, out);
+    const product_call call = {.transpose_b = true,
+                               .type = r->type,
+                               .c_type = r->type,
+                               .m = n,
+                               .n = n,
+                               .k = n,
+                               .a = a,
+                               .lda = n,
+                               .b = b,
+                               .ldb = n,
+                               .c = c,
+                               .ldc = n};
+    double seconds = 0;
+    const bool good = a && b && c && d->run->fill(d, a, 0x3c, in) && d->run->fill(d, b, 0x3c, in) && d->run->fill(d, c, 0, out) &&
+                      fastest(d, &call, &seconds);
+    d->run->release(d, a);
+    d->run->release(d, b);
+    d->run->release(d, c);
+    return good && seconds > 0 ? 2.0 * (double)n * (double)n * (double)n / seconds : 0;
+}
