@@ -161,6 +161,7 @@ static bool widened(device *d, const product_call *c)
     if (narrow && c->beta != 0.0f)
         widen_rows(d, sums, c->c, c->m, c->n, c->ldc);
     wide.type = wide.c_type = NUMBER_F32;
+    wide.from = NULL; /* it lies in C already */
     wide.a = a, wide.lda = a_cols;
     wide.b = b, wide.ldb = b_cols;
     wide.c = sums, wide.ldc = narrow ? c->n : c->ldc;
