@@ -5,12 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli.h"
 #include "fattn/fattn.h"
 #include "interrupt.h"
 #include "json_out.h"
+#include "plot.h"
 #include "train/evaluate.h"
+#include "train/events.h"
 #include "train/flops.h"
 #include "train/tokenizer.h"
 #include "train_exit.h"
@@ -30,6 +33,9 @@ typedef struct train_command {
     int64_t skipped; /* updates, by the guard */
     double peak; /* FLOP/s of the device; 0: nobody knows */
     FILE *log;
+    event_writer *events;
+    bool events_failed;
+    bool stepped; /* there was a report */
     bool quiet; /* standard output belongs to JSON lines */
 } train_command;
 
@@ -57,6 +63,24 @@ static void write_step(const train_command *c, FILE *file, const train_report *r
     json_end(&json);
 }
 
+/* Whoever waits for the run learns at once that it is not recorded; it goes on. */
+static void write_events(train_command *c, const train_report *report)
+{
+    event_scalar scalars[] = {{"train/loss", report->loss},
+                              {"train/learning_rate", report->lr},
+                              {"train/gradient_norm", report->grad_norm},
+                              {"speed/tokens_per_s", report->tokens_per_s},
+                              {"speed/mfu", c->peak > 0 ? report->flops_per_s / c->peak : 0},
+                              {"validation/loss", report->val_loss}};
+    const int count = (int)(sizeof scalars / sizeof *scalars) - !report->has_val;
+    if (!c->events || events_write(c->events, report->step, scalars, count))
+        return;
+    cli_error("--tensorboard: %s", train_error());
+    c->events_failed = true;
+    events_close(c->events);
+    c->events = NULL;
+}
+
 static void on_report(void *user, const train_report *report)
 {
     train_command *c = user;
@@ -65,7 +89,11 @@ static void on_report(void *user, const train_report *report)
         write_step(c, c->log, report);
     if (c->quiet)
         write_step(c, stdout, report);
+    if (report->skipped)
+        cli_note("step %lld skipped: %s", (long long)report->step, train_error());
     c->skipped += report->skipped;
+    c->stepped = true;
+    write_events(c, report);
     char mfu[40] = "";
     if (c->peak > 0)
         snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * report->flops_per_s / c->peak);
@@ -73,8 +101,6 @@ static void on_report(void *user, const train_report *report)
                  "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s%s  %.0f MB  %lld:%02lld left",
                  (long long)report->step, (long long)c->s.steps, report->loss, bits_per_char(report->loss), report->lr,
                  report->grad_norm, report->tokens_per_s, mfu, (double)report->mem_bytes * 1e-6, left / 60, left % 60);
-    if (report->skipped)
-        cli_note("step %lld skipped: %s", (long long)report->step, train_error());
     if (report->has_val)
         cli_note("step %lld: validation loss %.4f, bits/char %.4f", (long long)report->step, report->val_loss,
                  bits_per_char(report->val_loss));
@@ -178,6 +204,11 @@ static int open_outputs(train_command *c)
         cli_error("--log %s: %s", s->log, strerror(errno));
         return CLI_WRONG;
     }
+    c->events = s->tensorboard ? events_open(s->tensorboard) : NULL;
+    if (s->tensorboard && !c->events) {
+        cli_error("--tensorboard: %s", train_error());
+        return CLI_WRONG;
+    }
     return CLI_OK;
 }
 
@@ -185,6 +216,7 @@ static void close_all(train_command *c)
 {
     if (c->log)
         fclose(c->log);
+    events_close(c->events);
     optimizer_free(c->o);
     model_free(c->m);
     data_close(c->d);
@@ -259,12 +291,27 @@ static int finish(const train_command *c, train_result result)
     return CLI_OK;
 }
 
+/* The losses so far, beside the log, if that is a file. */
+static int draw(const train_command *c)
+{
+    struct stat info;
+    if (!c->log || !c->stepped || fstat(fileno(c->log), &info) != 0 || !S_ISREG(info.st_mode))
+        return CLI_OK;
+    text_buffer path = {0};
+    plot_path(c->s.log, &path);
+    const int code = plot_log(c->s.log, path.bytes, false);
+    text_free(&path);
+    return code;
+}
+
 static int run_loop(train_command *c)
 {
     train_options options = loop_options(c);
     options.user = c;
     c->peak = c->s.peak > 0 ? 1e12 * c->s.peak : flops_peak(&c->r);
-    return finish(c, train_run(c->m, c->o, &c->r, c->d, &c->position, &c->guard, &options));
+    const train_result result = train_run(c->m, c->o, &c->r, c->d, &c->position, &c->guard, &options);
+    const int code = finish(c, result), drawn = result == TRAIN_REFUSED ? CLI_OK : draw(c);
+    return code != CLI_OK ? code : c->events_failed ? CLI_FAILED : drawn;
 }
 
 static int run_command(train_command *c)
