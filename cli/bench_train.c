@@ -24,7 +24,7 @@ typedef struct bench_train_options {
     int64_t hidden, layers, ffn, tokens, threads;
     option_ints dims, seqs;
     double seconds;
-    bool json;
+    bool json, recompute; /* recompute: with it as well */
 } bench_train_options;
 
 typedef struct bench_train_run {
@@ -33,6 +33,7 @@ typedef struct bench_train_run {
     model *m;
     optimizer *adam;
     int64_t dim, seq, batch;
+    bool recompute;
 } bench_train_run;
 
 typedef struct bench_speed {
@@ -83,7 +84,8 @@ static bool time_steps(bench_train_run *b, model_step *s, bench_speed *speed)
 static bool measure(bench_train_run *b, attention_kind kind, bench_speed *speed)
 {
     model_step *s = step_create(
-        b->m, &b->r, &(step_options){.batch = b->batch, .seq = b->seq, .attention = {.kind = kind}, .backward = true});
+        b->m, &b->r, &(step_options){.batch = b->batch, .seq = b->seq, .attention = {.kind = kind}, .backward = true,
+                                  .recompute = b->recompute});
     if (!s)
         return false;
     const step_memory memory = step_memory_use(s);
@@ -102,6 +104,7 @@ static void print_json(const bench_train_run *b, const char *attention, const be
     json_int(&json, "seq", b->seq);
     json_int(&json, "batch", b->batch);
     json_string(&json, "attention", attention);
+    json_bool(&json, "recompute", b->recompute);
     json_double(&json, "tokens_per_s", speed->tokens_per_s);
     json_double(&json, "ms", speed->ms);
     json_int(&json, "mem_bytes", (int64_t)speed->bytes);
@@ -117,8 +120,8 @@ static bool compare_paths(bench_train_run *b)
         print_json(b, "composed", &composed);
         print_json(b, "flash", &flash);
     } else
-        printf("%8lld %6lld %6lld %14.0f %14.0f %8.2f %13.1f %13.1f\n", (long long)b->dim, (long long)b->seq,
-               (long long)b->batch, composed.tokens_per_s, flash.tokens_per_s, flash.tokens_per_s / composed.tokens_per_s,
+        printf("%8lld %6lld %6lld %9s %14.0f %14.0f %8.2f %13.1f %13.1f\n", (long long)b->dim, (long long)b->seq,
+               (long long)b->batch, b->recompute ? "yes" : "no", composed.tokens_per_s, flash.tokens_per_s, flash.tokens_per_s / composed.tokens_per_s,
                (double)composed.bytes / 0x1p20, (double)flash.bytes / 0x1p20);
     fflush(stdout);
     return true;
@@ -153,7 +156,10 @@ static bool bench_heads(bench_train_run *b)
     for (int i = 0; i < o->seqs.count && good; i++) {
         b->seq = o->seqs.item[i];
         b->batch = o->tokens / b->seq > 0 ? o->tokens / b->seq : 1;
-        good = compare_paths(b);
+        for (int again = 0; again <= (int)o->recompute && good; again++) {
+            b->recompute = again;
+            good = compare_paths(b);
+        }
     }
     optimizer_free(b->adam);
     model_free(b->m);
@@ -179,8 +185,8 @@ static int run(const bench_train_options *o)
     if (status != CLI_OK)
         return status;
     if (!o->json)
-        printf("%s, %s\n%8s %6s %6s %14s %14s %8s %13s %13s\n", b.r.device->name ? b.r.device->name : "CPU",
-               train_types[o->dtype], "head dim", "seq", "batch", "composed tok/s", "flash tok/s", "ratio", "composed MiB",
+        printf("%s, %s\n%8s %6s %6s %9s %14s %14s %8s %13s %13s\n", b.r.device->name ? b.r.device->name : "CPU",
+               train_types[o->dtype], "head dim", "seq", "batch", "recompute", "composed tok/s", "flash tok/s", "ratio", "composed MiB",
                "flash MiB");
     for (int i = 0; i < o->dims.count && status == CLI_OK; i++) {
         b.dim = o->dims.item[i];
@@ -212,6 +218,7 @@ int bench_train(int argc, char **argv)
         {"head-dim", "N,...", OPTION_INTS, &o.dims, .low = 2, .high = 512, .help = "width of a head; they fill --hidden"},
         {"seq", "N,...", OPTION_INTS, &o.seqs, .low = 1, .high = 1 << 20, .help = "tokens in a window"},
         {"tokens", "N", OPTION_INT, &o.tokens, .low = 1, .high = 1 << 24, .help = "in a step; a window at least"},
+        {"recompute", NULL, OPTION_FLAG, &o.recompute, .help = "each also with layers computed again in backward"},
         {"threads", "N", OPTION_INT, &o.threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"seconds", "X", OPTION_DOUBLE, &o.seconds, .low = 0.001, .high = 1e6, .help = "per figure; three steps at least"},
         {"json", NULL, OPTION_FLAG, &o.json, .help = "JSON lines"},

@@ -4,7 +4,7 @@
 #include "evaluate.h"
 #include "error.h"
 
-enum { CPU_SIDE = 1024, GPU_SIDE = 8192, TRIES = 4 }; /* the first try warms up */
+enum { CPU_SIDE = 768, GPU_SIDE = 8192, TRIES = 3 }; /* the first try warms up */
 
 static double mean_keys(int64_t seq, attention_path path)
 {

@@ -54,7 +54,6 @@ wrong '-1' world --lines -1
 # ---------------------------------------------------------------------------------------------------- wrong command lines
 wrong 'none of: tiny, small' train --preset huge
 wrong 'cpu, cuda' train --device tpu
-wrong 'f32 only' train --dtype bf16
 wrong 'f32, bf16' train --dtype f16
 wrong "'rough'" train --attention rough
 wrong "'block:4'" train --attention block:4
