@@ -4,7 +4,8 @@
 #include "evaluate.h"
 #include "error.h"
 
-enum { CPU_SIDE = 768, GPU_SIDE = 8192, TRIES = 3 }; /* the first try warms up */
+enum { SMALLEST = 512, LARGEST = 8192, TRIES = 3 }; /* sides of products; the first try of each warms up */
+static const double ENOUGH = 5e-3; /* seconds: no larger product is faster than one that takes so long */
 
 static double mean_keys(int64_t seq, attention_path path)
 {
@@ -44,12 +45,12 @@ static bool fastest(device *d, const product_call *c, double *best)
     return true;
 }
 
-double flops_peak(const runtime *r)
+/* FLOP/s of a square product; *seconds: what it takes. */
+static double rate_of(const runtime *r, int64_t n, double *seconds)
 {
     device *d = r->device;
-    const int64_t n = d->kind == FATTN_DEVICE_CPU ? CPU_SIDE : GPU_SIDE;
-    const size_t in = (size_t)(n * n) * number_bytes(r->type), out = (size_t)(n * n) * sizeof(float);
-    void *a = d->run->allocate(d, in), *b = d->run->allocate(d, in), *c = d->run->allocate(d, out);
+    const size_t bytes = (size_t)(n * n) * number_bytes(r->type);
+    void *a = d->run->allocate(d, bytes), *b = d->run->allocate(d, bytes), *c = d->run->allocate(d, bytes);
     const product_call call = {.transpose_b = true,
                                .type = r->type,
                                .c_type = r->type,
@@ -62,11 +63,22 @@ double flops_peak(const runtime *r)
                                .ldb = n,
                                .c = c,
                                .ldc = n};
-    double seconds = 0;
-    const bool good = a && b && c && d->run->fill(d, a, 0x3c, in) && d->run->fill(d, b, 0x3c, in) && d->run->fill(d, c, 0, out) &&
-                      fastest(d, &call, &seconds);
+    const bool good = a && b && c && d->run->fill(d, a, 0x3c, bytes) && d->run->fill(d, b, 0x3c, bytes) &&
+                      d->run->fill(d, c, 0, bytes) && fastest(d, &call, seconds);
     d->run->release(d, a);
     d->run->release(d, b);
     d->run->release(d, c);
-    return good && seconds > 0 ? 2.0 * (double)n * (double)n * (double)n / seconds : 0;
+    return good && *seconds > 0 ? 2.0 * (double)n * (double)n * (double)n / *seconds : 0;
+}
+
+double flops_peak(const runtime *r)
+{
+    double best = 0, seconds = 0;
+    for (int64_t n = SMALLEST; n <= LARGEST && seconds < ENOUGH; n *= 2) {
+        const double rate = rate_of(r, n, &seconds);
+        if (rate == 0)
+            return 0;
+        best = rate > best ? rate : best;
+    }
+    return best;
 }
