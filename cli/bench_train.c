@@ -84,8 +84,9 @@ static bool time_steps(bench_train_run *b, model_step *s, bench_speed *speed)
 static bool measure(bench_train_run *b, attention_kind kind, bench_speed *speed)
 {
     model_step *s = step_create(
-        b->m, &b->r, &(step_options){.batch = b->batch, .seq = b->seq, .attention = {.kind = kind}, .backward = true,
-                                  .recompute = b->recompute});
+        b->m, &b->r,
+        &(step_options){
+            .batch = b->batch, .seq = b->seq, .attention = {.kind = kind}, .backward = true, .recompute = b->recompute});
     if (!s)
         return false;
     const step_memory memory = step_memory_use(s);
@@ -121,8 +122,8 @@ static bool compare_paths(bench_train_run *b)
         print_json(b, "flash", &flash);
     } else
         printf("%8lld %6lld %6lld %9s %14.0f %14.0f %8.2f %13.1f %13.1f\n", (long long)b->dim, (long long)b->seq,
-               (long long)b->batch, b->recompute ? "yes" : "no", composed.tokens_per_s, flash.tokens_per_s, flash.tokens_per_s / composed.tokens_per_s,
-               (double)composed.bytes / 0x1p20, (double)flash.bytes / 0x1p20);
+               (long long)b->batch, b->recompute ? "yes" : "no", composed.tokens_per_s, flash.tokens_per_s,
+               flash.tokens_per_s / composed.tokens_per_s, (double)composed.bytes / 0x1p20, (double)flash.bytes / 0x1p20);
     fflush(stdout);
     return true;
 }
@@ -186,8 +187,8 @@ static int run(const bench_train_options *o)
         return status;
     if (!o->json)
         printf("%s, %s\n%8s %6s %6s %9s %14s %14s %8s %13s %13s\n", b.r.device->name ? b.r.device->name : "CPU",
-               train_types[o->dtype], "head dim", "seq", "batch", "recompute", "composed tok/s", "flash tok/s", "ratio", "composed MiB",
-               "flash MiB");
+               train_types[o->dtype], "head dim", "seq", "batch", "recompute", "composed tok/s", "flash tok/s", "ratio",
+               "composed MiB", "flash MiB");
     for (int i = 0; i < o->dims.count && status == CLI_OK; i++) {
         b.dim = o->dims.item[i];
         if (!bench_heads(&b)) {
@@ -210,8 +211,7 @@ int bench_train(int argc, char **argv)
                              .seconds = 0.05};
     const option_spec table[] = {
         {"device", "WHERE", OPTION_WORD, &o.device, .words = train_devices, .help = "where to train: cpu or cuda"},
-        {"dtype", "TYPE", OPTION_WORD, &o.dtype, .words = train_types,
-         .help = "of activations and products: f32 or bf16"},
+        {"dtype", "TYPE", OPTION_WORD, &o.dtype, .words = train_types, .help = "of activations and products: f32 or bf16"},
         {"hidden", "N", OPTION_INT, &o.hidden, .low = 1, .high = 65536, .help = "width of the model"},
         {"layers", "N", OPTION_INT, &o.layers, .low = 1, .high = 1024, .help = "blocks"},
         {"ffn", "N", OPTION_INT, &o.ffn, .low = 1, .high = 262144, .help = "width of the feed-forward layer"},

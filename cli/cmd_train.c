@@ -31,12 +31,12 @@ typedef struct train_command {
     data_position position;
     guard_memory guard;
     int64_t skipped; /* updates, by the guard */
-    double peak; /* FLOP/s of the device; 0: nobody knows */
+    double peak;     /* FLOP/s of the device; 0: nobody knows */
     FILE *log;
     event_writer *events;
     bool events_failed;
     bool stepped; /* there was a report */
-    bool quiet; /* standard output belongs to JSON lines */
+    bool quiet;   /* standard output belongs to JSON lines */
 } train_command;
 
 /* ----------------------------------------------------------------------------------------------------------- reporting */
@@ -97,8 +97,7 @@ static void on_report(void *user, const train_report *report)
     char mfu[40] = "";
     if (c->peak > 0)
         snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * report->flops_per_s / c->peak);
-    cli_progress(5,
-                 "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s%s  %.0f MB  %lld:%02lld left",
+    cli_progress(5, "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s%s  %.0f MB  %lld:%02lld left",
                  (long long)report->step, (long long)c->s.steps, report->loss, bits_per_char(report->loss), report->lr,
                  report->grad_norm, report->tokens_per_s, mfu, (double)report->mem_bytes * 1e-6, left / 60, left % 60);
     if (report->has_val)
@@ -149,7 +148,8 @@ static void on_started(void *user)
         cli_note("%lld parameters, %d threads, %s, attention %s, %lld steps of %lld tokens", (long long)c->m->weights,
                  c->r.threads, train_types[c->s.dtype], c->s.attention, (long long)c->s.steps, tokens);
     if (c->peak > 0)
-        cli_note("MFU is the share of %.4g TFLOP/s, %s", c->peak * 1e-12, c->s.peak > 0 ? "as --peak says" : "what a product reaches");
+        cli_note("MFU is the share of %.4g TFLOP/s, %s", c->peak * 1e-12,
+                 c->s.peak > 0 ? "as --peak says" : "what a product reaches");
     if (c->o->step >= c->s.steps)
         cli_note("the checkpoint has %lld steps already, --steps is %lld", (long long)c->o->step, (long long)c->s.steps);
 }

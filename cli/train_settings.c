@@ -19,8 +19,8 @@ static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads",
 /* Other data are allowed, but then the run is no continuation. */
 static const char *const noted[] = {"data", "world-seed", "world-lines"};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config", "print-config", "out",    "resume", "log",
-                                        "json",   "untied", "flash",        "peak",   "replay", "tensorboard"};
+static const char *const not_saved[] = {"preset", "config", "print-config", "out",  "resume", "log",
+                                        "json",   "untied", "flash",        "peak", "replay", "tensorboard"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -61,8 +61,7 @@ static void make_table(train_settings *s)
         {"attention", "HOW", OPTION_TEXT, &s->attention, .help = "composed, flash or window:W (the last W keys)"},
         {"recompute", NULL, OPTION_FLAG, &s->recompute, .help = "compute blocks again in backward instead of keeping them"},
         {"device", "WHERE", OPTION_WORD, &s->device, .words = train_devices, .help = "where to train: cpu or cuda"},
-        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = train_types,
-         .help = "of activations and products: f32 or bf16"},
+        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = train_types, .help = "of activations and products: f32 or bf16"},
         {"threads", "N", OPTION_INT, &s->threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"steps", "N", OPTION_INT, &s->steps, .low = 1, .high = 1e12, .help = "updates"},
         {"batch", "N", OPTION_INT, &s->batch, .low = 1, .high = 1e6, .help = "windows in a micro-batch"},
@@ -72,14 +71,17 @@ static void make_table(train_settings *s)
         {"lr", "X", OPTION_DOUBLE, &s->lr, .high = 1e6, .help = "learning rate"},
         {"min-lr", "X", OPTION_DOUBLE, &s->min_lr, .high = 1e6, .help = "learning rate at the end"},
         {"warmup", "N", OPTION_INT, &s->warmup, .high = 1e12, .help = "steps in which it rises"},
-        {"decay-steps", "N", OPTION_INT, &s->decay_steps, .high = 1e12, .help = "last steps, in which wsd falls; 0: a fraction"},
+        {"decay-steps", "N", OPTION_INT, &s->decay_steps, .high = 1e12,
+         .help = "last steps, in which wsd falls; 0: a fraction"},
         {"decay-fraction", "X", OPTION_DOUBLE, &s->decay_fraction, .high = 1, .help = "of --steps, likewise"},
         {"weight-decay", "X", OPTION_DOUBLE, &s->weight_decay, .high = 1e3, .help = "AdamW's decay of matrices"},
         {"decay-embedding", NULL, OPTION_FLAG, &s->decay_embedding, .help = "of the embedding, too"},
-        {"dropout", "P", OPTION_DOUBLE, &s->dropout, .high = 0.99, .help = "of what layers add, and of attention's probabilities"},
+        {"dropout", "P", OPTION_DOUBLE, &s->dropout, .high = 0.99,
+         .help = "of what layers add, and of attention's probabilities"},
         {"guard", "HOW", OPTION_WORD, &s->guard, .words = guards,
          .help = "loss or gradient not finite: stop, skip the update, or off"},
-        {"spike", "Z", OPTION_DOUBLE, &s->spike, .high = 1e6, .help = "nor so many deviations above the last 128; 0: any number"},
+        {"spike", "Z", OPTION_DOUBLE, &s->spike, .high = 1e6,
+         .help = "nor so many deviations above the last 128; 0: any number"},
         {"beta1", "X", OPTION_DOUBLE, &s->beta1, .high = 0.9999999, .help = "AdamW's mean"},
         {"beta2", "X", OPTION_DOUBLE, &s->beta2, .high = 0.9999999, .help = "AdamW's mean of squares"},
         {"eps", "X", OPTION_DOUBLE, &s->eps, .low = 1e-30, .high = 1, .help = "AdamW's epsilon"},
@@ -321,9 +323,12 @@ model_config train_settings_model(const train_settings *s)
 
 optimizer_options train_settings_optimizer(const train_settings *s)
 {
-    return (optimizer_options){
-        .beta1 = s->beta1, .beta2 = s->beta2, .eps = s->eps, .weight_decay = s->weight_decay, .clip = s->clip,
-        .spare_embedding = !s->decay_embedding};
+    return (optimizer_options){.beta1 = s->beta1,
+                               .beta2 = s->beta2,
+                               .eps = s->eps,
+                               .weight_decay = s->weight_decay,
+                               .clip = s->clip,
+                               .spare_embedding = !s->decay_embedding};
 }
 
 lr_schedule train_settings_schedule(const train_settings *s)
@@ -335,7 +340,9 @@ lr_schedule train_settings_schedule(const train_settings *s)
                          .min_lr = s->min_lr,
                          .warmup = s->warmup,
                          .steps = s->steps,
-                         .decay = s->decay_steps ? s->decay_steps : part < most ? part : most};
+                         .decay = s->decay_steps ? s->decay_steps
+                                  : part < most  ? part
+                                                 : most};
 }
 
 void train_settings_json(const train_settings *s, text_buffer *json)

@@ -8,8 +8,8 @@
  *
  * which is exact, as the online softmax is. Blocks' results and their sums are float, and the sum is rounded once.
  *
- * A context whose kernels know no bf16 (composed on the CPU) is given floats: q, k, v and dout are widened into the workspace, and
- * what comes back is rounded.
+ * A context whose kernels know no bf16 (composed on the CPU) is given floats: q, k, v and dout are widened into the workspace,
+ * and what comes back is rounded.
  *
  * Dropout of probabilities is the library's: a function of the seed and of batch, head, query and key.
  */

@@ -1,11 +1,11 @@
 /* Work and peak: see flops.h. */
 #include "flops.h"
 
-#include "evaluate.h"
 #include "error.h"
+#include "evaluate.h"
 
 enum { SMALLEST = 512, LARGEST = 8192, TRIES = 3 }; /* sides of products; the first try of each warms up */
-static const double ENOUGH = 5e-3; /* seconds: no larger product is faster than one that takes so long */
+static const double ENOUGH = 5e-3;                  /* seconds: no larger product is faster than one that takes so long */
 
 static double mean_keys(int64_t seq, attention_path path)
 {

@@ -14,7 +14,8 @@
  */
 double flops_per_token(const model_config *c, int64_t seq, attention_path path);
 
-/* FLOP/s of the best of a few products of the runtime's type, larger and larger ones until they take long enough. 0, with train_error() set, if the device fails. */
+/* FLOP/s of the best of a few products of the runtime's type, larger and larger ones until they take long enough. 0, with
+ * train_error() set, if the device fails. */
 double flops_peak(const runtime *r);
 
 #endif

@@ -112,8 +112,8 @@ static update_end refuse(trainer *t, const char *what, double value, double limi
     guard_memory *g = t->guard;
     const long long step = (long long)t->o->step + 1;
     if (isfinite(value))
-        train_fail("the %s is %g in step %lld, more than %g, which is %g deviations above the last %d", what, value, step, limit,
-                   t->options->spike, GUARD_WINDOW);
+        train_fail("the %s is %g in step %lld, more than %g, which is %g deviations above the last %d", what, value, step,
+                   limit, t->options->spike, GUARD_WINDOW);
     else
         train_fail("the %s is %g in step %lld", what, value, step);
     return t->options->guard == GUARD_SKIP && ++g->skips < GUARD_SKIPS ? UPDATE_SKIPPED : UPDATE_STOPPED;
@@ -165,8 +165,7 @@ static update_end update(trainer *t, train_report *report)
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
     report->tokens_per_s = (double)(t->options->batch * t->options->seq * parts) * 1e3 / report->ms;
-    report->flops_per_s =
-        report->tokens_per_s * flops_per_token(&t->m->config, t->options->seq, t->options->attention);
+    report->flops_per_s = report->tokens_per_s * flops_per_token(&t->m->config, t->options->seq, t->options->attention);
     report->mem_bytes = t->mem_bytes;
     return end;
 }
@@ -294,16 +293,11 @@ static train_result run_steps(trainer *t)
     return stopped ? TRAIN_STOPPED : TRAIN_DONE;
 }
 
-train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position, guard_memory *memory,
-                       const train_options *options)
+train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,
+                       guard_memory *memory, const train_options *options)
 {
-    trainer t = {.m = m,
-                 .o = o,
-                 .r = r,
-                 .options = options,
-                 .guard = memory,
-                 .first_step = o->step,
-                 .started = evaluate_seconds()};
+    trainer t = {
+        .m = m, .o = o, .r = r, .options = options, .guard = memory, .first_step = o->step, .started = evaluate_seconds()};
     train_result result = open_trainer(&t, d, position)            ? run_steps(&t)
                           : train_error_kind() == TRAIN_ERROR_WORK ? TRAIN_FAILED
                                                                    : TRAIN_REFUSED;

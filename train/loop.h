@@ -60,11 +60,11 @@ typedef enum train_result {
 /* Where a run that the guard stopped leaves the state before the update that was not made, and its batch: a checkpoint with one
  * file more, in the checkpoint's folder. */
 #define TRAIN_STOPPED_FOLDER "stopped"
-#define TRAIN_STOPPED_BATCH "batch.safetensors"
+#define TRAIN_STOPPED_BATCH  "batch.safetensors"
 
 /* Trains from step o->step at `position` to schedule.steps. The model, its optimizer, *position and
  * *memory (zeroed at first) hold the final state. */
-train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position, guard_memory *memory,
-                       const train_options *options);
+train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,
+                       guard_memory *memory, const train_options *options);
 
 #endif

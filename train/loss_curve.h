@@ -29,8 +29,8 @@ void loss_curve_free(loss_curve *c);
  * most, so that a long run's file stays small. */
 void loss_curve_draw(const loss_curve *c, bool logarithmic, const char *title, text_buffer *svg);
 
-/* Where ticks stand: multiples of 1, 2 or 5 times a power of ten, from four to nine of them within least .. most. Returns the first,
- * and their distance. */
+/* Where ticks stand: multiples of 1, 2 or 5 times a power of ten, from four to nine of them within least .. most. Returns the
+ * first, and their distance. */
 double curve_ticks(double least, double most, double *distance);
 
 #endif

@@ -100,8 +100,8 @@ static void draw_axes(const axis *x, const axis *y, text_buffer *svg)
         distance = 1, first = ceil(x->least);
     for (int i = 0; first + i * distance <= x->most; i++) {
         const double at = place(x, first + i * distance);
-        text_format(svg, "<path class='grid' d='M%.1f %dV%d'/><text x='%.1f' y='%d' text-anchor='middle'>%.10g</text>\n", at, TOP,
-                    HEIGHT - BOTTOM, at, HEIGHT - BOTTOM + 18, first + i * distance);
+        text_format(svg, "<path class='grid' d='M%.1f %dV%d'/><text x='%.1f' y='%d' text-anchor='middle'>%.10g</text>\n", at,
+                    TOP, HEIGHT - BOTTOM, at, HEIGHT - BOTTOM + 18, first + i * distance);
     }
     text_format(svg, "<text x='%d' y='%d' text-anchor='middle'>step</text>\n", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10);
     text_format(svg, "<text x='16' y='%d' text-anchor='middle' transform='rotate(-90 16 %d)'>loss%s</text>\n",
@@ -179,13 +179,12 @@ static void draw_dots(const loss_curve *c, const axis *x, const axis *y, text_bu
 
 /* ---------------------------------------------------------------------------------------------------------------- whole */
 
-static const char style[] =
-    "<style>svg{background:#fff;color-scheme:light dark}"
-    "text{font:12px sans-serif;fill:#333}.title{font-size:14px;font-weight:bold}"
-    ".grid{stroke:#ddd;fill:none}.train,.val{fill:none;stroke-width:1.5;stroke-linejoin:round}"
-    ".train{stroke:#2266bb}.val{stroke:#c0501a;stroke-width:2}circle{fill:#c0501a}"
-    "@media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ccc}.grid{stroke:#33373d}"
-    ".train{stroke:#6cacf0}.val{stroke:#f0955f}circle{fill:#f0955f}}</style>\n";
+static const char style[] = "<style>svg{background:#fff;color-scheme:light dark}"
+                            "text{font:12px sans-serif;fill:#333}.title{font-size:14px;font-weight:bold}"
+                            ".grid{stroke:#ddd;fill:none}.train,.val{fill:none;stroke-width:1.5;stroke-linejoin:round}"
+                            ".train{stroke:#2266bb}.val{stroke:#c0501a;stroke-width:2}circle{fill:#c0501a}"
+                            "@media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ccc}.grid{stroke:#33373d}"
+                            ".train{stroke:#6cacf0}.val{stroke:#f0955f}circle{fill:#f0955f}}</style>\n";
 
 static void escaped(text_buffer *svg, const char *text)
 {
@@ -209,8 +208,8 @@ static void draw_legend(const loss_curve *c, text_buffer *svg)
 void loss_curve_draw(const loss_curve *c, bool logarithmic, const char *title, text_buffer *svg)
 {
     const axis x = step_axis(c), y = loss_axis(c, logarithmic);
-    text_format(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' role='img'>\n<title>", WIDTH,
-                HEIGHT, WIDTH, HEIGHT);
+    text_format(svg, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' role='img'>\n<title>",
+                WIDTH, HEIGHT, WIDTH, HEIGHT);
     escaped(svg, title);
     text_format(svg, "</title>\n%s<text class='title' x='%d' y='28'>", style, LEFT);
     escaped(svg, title);

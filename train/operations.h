@@ -154,7 +154,7 @@ typedef struct update_call {
     double *squares;     /* [count]: each piece's sum of squares */
     double *norm;        /* read by the update */
     double *shared_norm; /* the same, for the host */
-    double limit; /* an update whose norm is not finite, or more, changes nothing; NaN: any norm will do */
+    double limit;        /* an update whose norm is not finite, or more, changes nothing; NaN: any norm will do */
     float *data, *m, *v;
     void *rounded;                              /* the parameters in bf16, which the update writes too; NULL: none */
     double clip;                                /* the most that the norm may be; 0: any */

@@ -14,7 +14,7 @@
 
 typedef struct optimizer_options {
     double beta1, beta2, eps, weight_decay;
-    double clip; /* the most that the norm may be; 0: no clipping */
+    double clip;          /* the most that the norm may be; 0: no clipping */
     bool spare_embedding; /* does not decay, though it is a matrix; a tied head is the embedding */
 } optimizer_options;
 

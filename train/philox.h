@@ -1,6 +1,6 @@
 /*
- * Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): four words of 32 bits from a counter and a
- * key, the same wherever they are computed. For the CPU's loops and the GPU's kernels.
+ * Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): four words of 32 bits from a counter and
+ * a key, the same wherever they are computed. For the CPU's loops and the GPU's kernels.
  */
 #ifndef TRAIN_PHILOX_H
 #define TRAIN_PHILOX_H

@@ -100,8 +100,8 @@ static model_step *step_on(const runtime *r, model *m, const char *path, bool re
 {
     model_step *s = step_create(
         m, r,
-        &(step_options){.batch = BATCH, .seq = SEQ, .attention = path_of(path), .backward = true, .recompute = recompute,
-                        .dropout = p});
+        &(step_options){
+            .batch = BATCH, .seq = SEQ, .attention = path_of(path), .backward = true, .recompute = recompute, .dropout = p});
     require(s);
     return s;
 }

@@ -1,8 +1,8 @@
 /*
- * bf16 on the CPU against f32: products, gradients of a step, the losses of a run, evaluation by key blocks; and that recomputing
- * gives the same bits. bf16 has 8 bits, so errors are compared with the largest number of each tensor, and a bound is a few times
- * what is measured; a wrong formula gives about 1. The suite runs this once more with oneDNN told that there is no AVX-512, where
- * it knows no bf16.
+ * bf16 on the CPU against f32: products, gradients of a step, the losses of a run, evaluation by key blocks; and that
+ * recomputing gives the same bits. bf16 has 8 bits, so errors are compared with the largest number of each tensor, and a bound
+ * is a few times what is measured; a wrong formula gives about 1. The suite runs this once more with oneDNN told that there is
+ * no AVX-512, where it knows no bf16.
  */
 #include "support.h"
 #include "train/cpu/cpu.h"
@@ -44,8 +44,15 @@ static void rounding(void **state)
     const struct {
         float from;
         uint16_t to;
-    } cases[] = {{0, 0},           {-0.0f, 0x8000},         {1, 0x3f80},        {1.00390625f, 0x3f80}, /* halves: to the even one */
-                 {1.01171875f, 0x3f82}, {1.004f, 0x3f81}, {3.4e38f, 0x7f80}, {INFINITY, 0x7f80}, {-INFINITY, 0xff80}};
+    } cases[] = {{0, 0},
+                 {-0.0f, 0x8000},
+                 {1, 0x3f80},
+                 {1.00390625f, 0x3f80}, /* halves: to the even one */
+                 {1.01171875f, 0x3f82},
+                 {1.004f, 0x3f81},
+                 {3.4e38f, 0x7f80},
+                 {INFINITY, 0x7f80},
+                 {-INFINITY, 0xff80}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(round_bf16(cases[i].from), cases[i].to);
     assert_true(isnan(widen(round_bf16(NAN))));
@@ -94,10 +101,23 @@ static void check_product(bool ta, bool tb, number_type c_type, float beta, bool
         memset(c32, 0xff, sizeof c32);
     }
     const bool wide = c_type == NUMBER_F32;
-    const product_call call = {.transpose_a = ta, .transpose_b = tb, .type = NUMBER_BF16, .c_type = c_type, .m = M, .n = N,
-                               .k = K, .a = a, .lda = lda, .b = b, .ldb = ldb, .beta = beta,
-                               .from = !beside ? NULL : wide ? (const void *)from32 : from16,
-                               .c = wide ? (void *)c32 : c16, .ldc = LDC};
+    const product_call call = {.transpose_a = ta,
+                               .transpose_b = tb,
+                               .type = NUMBER_BF16,
+                               .c_type = c_type,
+                               .m = M,
+                               .n = N,
+                               .k = K,
+                               .a = a,
+                               .lda = lda,
+                               .b = b,
+                               .ldb = ldb,
+                               .beta = beta,
+                               .from = !beside ? NULL
+                                       : wide  ? (const void *)from32
+                                               : from16,
+                               .c = wide ? (void *)c32 : c16,
+                               .ldc = LDC};
     require(cpu_product(device_cpu(), &call));
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++)
@@ -118,11 +138,26 @@ static void products(void **state)
 enum { CONFIGS = 2, BATCH = 3, SEQ = 65, ROWS = BATCH * SEQ };
 
 /* A plain shape, and one that nothing divides, with rows longer than a piece. */
-static const model_config configs[CONFIGS] = {{.vocab = 258, .hidden = 64, .layers = 2, .heads = 4, .heads_kv = 2,
-                                               .head_dim = 32, .ffn = 128, .max_seq = SEQ, .rope_theta = 1e4, .rms_eps = 1e-6,
+static const model_config configs[CONFIGS] = {{.vocab = 258,
+                                               .hidden = 64,
+                                               .layers = 2,
+                                               .heads = 4,
+                                               .heads_kv = 2,
+                                               .head_dim = 32,
+                                               .ffn = 128,
+                                               .max_seq = SEQ,
+                                               .rope_theta = 1e4,
+                                               .rms_eps = 1e-6,
                                                .tied = true},
-                                              {.vocab = 531, .hidden = 517, .layers = 2, .heads = 3, .heads_kv = 1,
-                                               .head_dim = 22, .ffn = 600, .max_seq = SEQ, .rope_theta = 1e4,
+                                              {.vocab = 531,
+                                               .hidden = 517,
+                                               .layers = 2,
+                                               .heads = 3,
+                                               .heads_kv = 1,
+                                               .head_dim = 22,
+                                               .ffn = 600,
+                                               .max_seq = SEQ,
+                                               .rope_theta = 1e4,
                                                .rms_eps = 1e-6}};
 
 static float *gradients(const runtime *r, const model_config *c, const char *path, bool recompute, double p, double *loss)
@@ -130,8 +165,8 @@ static float *gradients(const runtime *r, const model_config *c, const char *pat
     int32_t tokens[ROWS], targets[ROWS];
     model *m = random_model(c, 5);
     require(model_place(m, r));
-    const step_options options = {.batch = BATCH, .seq = SEQ, .attention = path_of(path), .backward = true,
-                                  .recompute = recompute, .dropout = p};
+    const step_options options = {
+        .batch = BATCH, .seq = SEQ, .attention = path_of(path), .backward = true, .recompute = recompute, .dropout = p};
     model_step *s = step_create(m, r, &options);
     require(s);
     random_tokens(tokens, ROWS, c->vocab, 1);

@@ -1,6 +1,6 @@
 /*
- * Dropout: Philox's published numbers, the share that is dropped, gradients against finite differences, and masks that depend on
- * the seed alone. And gradients added up over micro-batches against those of one larger batch.
+ * Dropout: Philox's published numbers, the share that is dropped, gradients against finite differences, and masks that depend
+ * on the seed alone. And gradients added up over micro-batches against those of one larger batch.
  */
 #include "support.h"
 #include "train/error.h"
@@ -20,7 +20,9 @@ static void known_answers(void **state)
     } cases[] = {
         {0, {0, 0, 0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
         {UINT64_MAX, {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {0x299f31d0a4093822, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+        {0x299f31d0a4093822,
+         {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
     for (int i = 0; i < 3; i++) {
         const uint32_t *c = cases[i].counter;
         const philox_words w = philox(cases[i].key, c[0], c[1], c[2], c[3]);
@@ -40,7 +42,8 @@ static void share(void **state)
         int64_t dropped = 0, all = HIGH * cols;
         for (int64_t i = 0; i < all; i++)
             x[i] = 1, sum[i] = 0.5f;
-        dropout_call c = {.rows = HIGH, .cols = cols, .key = 77, .least = 1u << 30, .factor = 4.0f / 3, .from = x, .add = sum, .to = out};
+        dropout_call c = {
+            .rows = HIGH, .cols = cols, .key = 77, .least = 1u << 30, .factor = 4.0f / 3, .from = x, .add = sum, .to = out};
         require(d->run->dropout(d, &c));
         c.add = NULL;
         c.to = grad;
@@ -58,8 +61,16 @@ static void share(void **state)
 
 enum { BATCH = 2, SEQ = 12, ROWS = BATCH * SEQ };
 
-static const model_config config = {.vocab = 20, .hidden = 24, .layers = 2, .heads = 2, .heads_kv = 1, .head_dim = 8, .ffn = 20,
-                                    .max_seq = SEQ, .rope_theta = 1e4, .rms_eps = 1e-6};
+static const model_config config = {.vocab = 20,
+                                    .hidden = 24,
+                                    .layers = 2,
+                                    .heads = 2,
+                                    .heads_kv = 1,
+                                    .head_dim = 8,
+                                    .ffn = 20,
+                                    .max_seq = SEQ,
+                                    .rope_theta = 1e4,
+                                    .rms_eps = 1e-6};
 
 typedef struct problem {
     model *m;
@@ -70,8 +81,10 @@ typedef struct problem {
 static problem open_problem(const char *path, bool recompute)
 {
     problem p = {.m = random_model(&config, 5)};
-    p.s = step_create(p.m, test_runtime(), &(step_options){.batch = BATCH, .seq = SEQ, .attention = path_of(path),
-                                                           .backward = true, .recompute = recompute, .dropout = 0.3});
+    p.s = step_create(
+        p.m, test_runtime(),
+        &(step_options){
+            .batch = BATCH, .seq = SEQ, .attention = path_of(path), .backward = true, .recompute = recompute, .dropout = 0.3});
     require(p.s);
     random_tokens(p.tokens, ROWS, config.vocab, 1);
     return p;
@@ -151,7 +164,8 @@ static model *added_up(int parts, double *loss)
     int32_t tokens[ALL * SEQ];
     model *m = random_model(&config, 5);
     const int64_t batch = ALL / parts;
-    model_step *s = step_create(m, test_runtime(), &(step_options){.batch = batch, .seq = SEQ, .attention = path_of("flash"), .backward = true});
+    model_step *s = step_create(m, test_runtime(),
+                                &(step_options){.batch = batch, .seq = SEQ, .attention = path_of("flash"), .backward = true});
     require(s);
     random_tokens(tokens, ALL * SEQ, config.vocab, 1);
     *loss = 0;
@@ -166,8 +180,8 @@ static model *added_up(int parts, double *loss)
     return m;
 }
 
-/* What a row's gradient is does not depend on its batch, and the embedding's table adds up rows in order: the same bits. Matrices
- * and norms add up a batch's rows in an order that depends on how many there are. */
+/* What a row's gradient is does not depend on its batch, and the embedding's table adds up rows in order: the same bits.
+ * Matrices and norms add up a batch's rows in an order that depends on how many there are. */
 static void micro_batches(void **state)
 {
     double loss, parts_loss;
@@ -178,14 +192,16 @@ static void micro_batches(void **state)
         const parameter *p = &whole->parameters[i], *q = &parts->parameters[i];
         check_error(p->name, error_ff(q->grad, p->grad, p->size), 1e-6);
     }
-    assert_memory_equal(whole->parameters[0].grad, parts->parameters[0].grad, (size_t)whole->parameters[0].size * sizeof(float));
+    assert_memory_equal(whole->parameters[0].grad, parts->parameters[0].grad,
+                        (size_t)whole->parameters[0].size * sizeof(float));
     model_free(whole);
     model_free(parts);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(known_answers), cmocka_unit_test(share),    cmocka_unit_test(differences),
-                                       cmocka_unit_test(seeds),         cmocka_unit_test(refusals), cmocka_unit_test(micro_batches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(known_answers), cmocka_unit_test(share),
+                                       cmocka_unit_test(differences),   cmocka_unit_test(seeds),
+                                       cmocka_unit_test(refusals),      cmocka_unit_test(micro_batches)};
     return cmocka_run_group_tests_name("dropout", tests, NULL, NULL);
 }

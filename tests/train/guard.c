@@ -1,6 +1,6 @@
 /*
- * The guard: what counts as a spike; runs whose gradient is spoiled skip the update, or stop and leave behind what goes on to the
- * same end once nothing is spoiled; and decisions are the same in a run that was interrupted.
+ * The guard: what counts as a spike; runs whose gradient is spoiled skip the update, or stop and leave behind what goes on to
+ * the same end once nothing is spoiled; and decisions are the same in a run that was interrupted.
  */
 #include "train/guard.h"
 #include "folder.h"
@@ -31,7 +31,8 @@ static void limits(void **state)
     assert_true(isinf(guard_limit(&w, 4))); /* all the same */
     guard_note(&w, 6);
     assert_true(w.value[0] == 5 && w.value[GUARD_WINDOW - 1] == 6);
-    assert_true(guard_accepts(3, 3) && !guard_accepts(3.1, 3) && !guard_accepts(NAN, INFINITY) && !guard_accepts(INFINITY, INFINITY));
+    assert_true(guard_accepts(3, 3) && !guard_accepts(3.1, 3) && !guard_accepts(NAN, INFINITY) &&
+                !guard_accepts(INFINITY, INFINITY));
 }
 
 /* -------------------------------------------------------------------------------------------------- a spoiled gradient */
@@ -53,8 +54,17 @@ static bool spoiled_norm(device *d, const update_call *c)
 
 enum { BATCH = 2, SEQ = 8, STEPS_MOST = 160 };
 
-static const model_config shape = {.vocab = 258, .hidden = 8, .layers = 1, .heads = 1, .heads_kv = 1, .head_dim = 8, .ffn = 12,
-                                   .max_seq = SEQ, .rope_theta = 10000, .rms_eps = 1e-6, .tied = true};
+static const model_config shape = {.vocab = 258,
+                                   .hidden = 8,
+                                   .layers = 1,
+                                   .heads = 1,
+                                   .heads_kv = 1,
+                                   .head_dim = 8,
+                                   .ffn = 12,
+                                   .max_seq = SEQ,
+                                   .rope_theta = 10000,
+                                   .rms_eps = 1e-6,
+                                   .tied = true};
 
 typedef struct history {
     double loss[STEPS_MOST + 1], norm[STEPS_MOST + 1];
@@ -73,9 +83,17 @@ static void on_report(void *user, const train_report *report)
 
 static train_options options_of(history *h, int64_t steps, const char *out)
 {
-    return (train_options){.batch = BATCH, .seq = SEQ, .accumulate = 2, .seed = 5, .dropout = 0.1,
+    return (train_options){.batch = BATCH,
+                           .seq = SEQ,
+                           .accumulate = 2,
+                           .seed = 5,
+                           .dropout = 0.1,
                            .schedule = {.kind = SCHEDULE_CONSTANT, .lr = 1e-3, .steps = steps},
-                           .attention = path_of("flash"), .out = out, .configuration = "{}", .report = on_report, .user = h};
+                           .attention = path_of("flash"),
+                           .out = out,
+                           .configuration = "{}",
+                           .report = on_report,
+                           .user = h};
 }
 
 /* A new model, or what `from` holds; *sum: of its parameters at the end, as something to compare. */
@@ -183,7 +201,8 @@ static void stops(void **state)
     folder_remove(folder);
 }
 
-/* A spike after the window is full; the same in a run that was interrupted before it, for which the windows must have been saved. */
+/* A spike after the window is full; the same in a run that was interrupted before it, for which the windows must have been
+ * saved. */
 static void spikes(void **state)
 {
     (void)state;

@@ -278,7 +278,7 @@ static void test_overfit(void **state)
         options.eval_every = 0;
         options.schedule = (lr_schedule){.kind = SCHEDULE_CONSTANT, .lr = 1e-2, .warmup = 5, .steps = 120};
         data_position position = {0, 0};
-    guard_memory guard = {0};
+        guard_memory guard = {0};
         dataset *d = small_world();
         model *m = model_create(&shape, 3);
         optimizer *o = optimizer_create(m, &adam);

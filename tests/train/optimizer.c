@@ -73,8 +73,16 @@ static void adamw(void **state)
 static void decay_groups(void **state)
 {
     (void)state;
-    const model_config c = {.vocab = 9, .hidden = 8, .layers = 1, .heads = 1, .heads_kv = 1, .head_dim = 8, .ffn = 8, .max_seq = 8,
-                            .rope_theta = 10000, .rms_eps = 1e-6};
+    const model_config c = {.vocab = 9,
+                            .hidden = 8,
+                            .layers = 1,
+                            .heads = 1,
+                            .heads_kv = 1,
+                            .head_dim = 8,
+                            .ffn = 8,
+                            .max_seq = 8,
+                            .rope_theta = 10000,
+                            .rms_eps = 1e-6};
     for (int spare = 0; spare < 2; spare++) {
         optimizer_options options = optimizer_defaults();
         options.weight_decay = 0.5;
@@ -243,7 +251,8 @@ static void overfit_flash(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(adamw), cmocka_unit_test(not_finite), cmocka_unit_test(decay_groups), cmocka_unit_test(schedules),
-                                       cmocka_unit_test(overfit_composed), cmocka_unit_test(overfit_flash)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adamw),     cmocka_unit_test(not_finite),       cmocka_unit_test(decay_groups),
+        cmocka_unit_test(schedules), cmocka_unit_test(overfit_composed), cmocka_unit_test(overfit_flash)};
     return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
 }

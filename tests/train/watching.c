@@ -1,5 +1,6 @@
 /*
- * What shows a run: CRC-32C, a log's losses and their drawing, work and peak. Event files are read back by tests/cli/trainer.sh.
+ * What shows a run: CRC-32C, a log's losses and their drawing, work and peak. Event files are read back by
+ * tests/cli/trainer.sh.
  */
 #include "folder.h"
 #include "support.h"
@@ -30,7 +31,8 @@ static void ticks(void **state)
     (void)state;
     const struct {
         double least, most, first, distance;
-    } cases[] = {{0, 100, 0, 20}, {1.3, 5.7, 2, 1}, {-0.013, 0.031, -0.01, 0.01}, {1, 5000, 1000, 1000}, {3.01, 3.02, 3.01, 0.002}};
+    } cases[] = {
+        {0, 100, 0, 20}, {1.3, 5.7, 2, 1}, {-0.013, 0.031, -0.01, 0.01}, {1, 5000, 1000, 1000}, {3.01, 3.02, 3.01, 0.002}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double distance, first = curve_ticks(cases[i].least, cases[i].most, &distance);
         check_error("first tick", fabs(first - cases[i].first), 1e-9);
@@ -61,8 +63,11 @@ static void curves(void **state)
     text_buffer svg = {0};
     folder_make(folder);
     folder_file(path, folder, "log");
-    read_log(path, "{\"version\":\"1\"}\n{\"step\":1,\"loss\":4}\n{\"step\":2,\"loss\":3,\"val_loss\":3.5}\n{\"step\":3,\"loss\":9}\n"
-                   "{\"version\":\"1\"}\n{\"step\":2,\"loss\":2,\"val_loss\":2.5}\n{\"step\":3,\"loss\":null}\n{\"step\":4,\"loss\":1}\n", &c);
+    read_log(
+        path,
+        "{\"version\":\"1\"}\n{\"step\":1,\"loss\":4}\n{\"step\":2,\"loss\":3,\"val_loss\":3.5}\n{\"step\":3,\"loss\":9}\n"
+        "{\"version\":\"1\"}\n{\"step\":2,\"loss\":2,\"val_loss\":2.5}\n{\"step\":3,\"loss\":null}\n{\"step\":4,\"loss\":1}\n",
+        &c);
     assert_int_equal(c.count, 4);
     assert_true(c.points[1].loss == 2 && c.points[1].val_loss == 2.5 && isnan(c.points[2].loss) && isnan(c.points[3].val_loss));
     loss_curve_draw(&c, false, "a<b & c", &svg);

@@ -1,7 +1,7 @@
 /*
  * Numbers of both types as floats. Loops compute in float; what lies in memory as bf16 is widened into a scratch buffer first
- * and rounded from one afterwards, PIECE numbers at a time, which stay in the first-level cache. Rows of float are one piece, in
- * place.
+ * and rounded from one afterwards, PIECE numbers at a time, which stay in the first-level cache. Rows of float are one piece,
+ * in place.
  */
 #ifndef TRAIN_CPU_NUMBERS_H
 #define TRAIN_CPU_NUMBERS_H

@@ -1,7 +1,7 @@
 /*
- * Matrix products of bf16 by oneDNN's matmul: C = op(A) op(B) + beta C with float sums, C of either type, rounded once. Transposed
- * operands are strides. A processor that oneDNN has no bf16 for (2.6: one without AVX-512) widens the operands and takes the
- * product of floats, which has the same sums up to their order.
+ * Matrix products of bf16 by oneDNN's matmul: C = op(A) op(B) + beta C with float sums, C of either type, rounded once.
+ * Transposed operands are strides. A processor that oneDNN has no bf16 for (2.6: one without AVX-512) widens the operands and
+ * takes the product of floats, which has the same sums up to their order.
  *
  * What oneDNN makes for a shape is kept: a step asks for the same few dozen products again and again, and making one anew, even
  * from oneDNN's own cache, takes longer than a small product.
@@ -131,8 +131,7 @@ static dnnl_status_t run(made *p, const product_call *c)
     dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)c->a);
     dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)c->b);
     dnnl_memory_set_data_handle(p->c, c->c);
-    const dnnl_exec_arg_t arguments[PRODUCT_ARGUMENTS] = {
-        {DNNL_ARG_SRC, p->a}, {DNNL_ARG_WEIGHTS, p->b}, {DNNL_ARG_DST, p->c}};
+    const dnnl_exec_arg_t arguments[PRODUCT_ARGUMENTS] = {{DNNL_ARG_SRC, p->a}, {DNNL_ARG_WEIGHTS, p->b}, {DNNL_ARG_DST, p->c}};
     return dnnl_primitive_execute(p->primitive, stream_of_thread(), PRODUCT_ARGUMENTS, arguments);
 }
 
@@ -167,8 +166,13 @@ static bool widened(device *d, const product_call *c)
     wide.c = sums, wide.ldc = narrow ? c->n : c->ldc;
     bool good = cpu_product(d, &wide);
     if (narrow && good) {
-        const copy_call back = {
-            .rows = c->m, .cols = c->n, .to_stride = c->ldc, .from_stride = c->n, .to_type = NUMBER_BF16, .to = c->c, .from = sums};
+        const copy_call back = {.rows = c->m,
+                                .cols = c->n,
+                                .to_stride = c->ldc,
+                                .from_stride = c->n,
+                                .to_type = NUMBER_BF16,
+                                .to = c->c,
+                                .from = sums};
         good = cpu_copy(d, &back);
     }
     free(memory);

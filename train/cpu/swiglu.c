@@ -46,8 +46,9 @@ bool cpu_swiglu_backward(device *d, const swiglu_call *c)
             const int64_t count = ffn - i < piece ? ffn - i : piece, at = r * 2 * ffn + i;
             float gate[PIECE], up[PIECE], dout[PIECE], dgate[PIECE], dup[PIECE];
             backward_piece(room_for_numbers(c->dx, c->type, at, dgate), room_for_numbers(c->dx, c->type, at + ffn, dup),
-                           read_numbers(c->dout, c->type, r * ffn + i, count, dout), read_numbers(c->x, c->type, at, count, gate),
-                           read_numbers(c->x, c->type, at + ffn, count, up), count);
+                           read_numbers(c->dout, c->type, r * ffn + i, count, dout),
+                           read_numbers(c->x, c->type, at, count, gate), read_numbers(c->x, c->type, at + ffn, count, up),
+                           count);
             write_numbers(c->dx, c->type, at, count, dgate);
             write_numbers(c->dx, c->type, at + ffn, count, dup);
         }
