@@ -187,7 +187,10 @@ static bool read_guard(reader *top, guard_memory *g)
     if (!cJSON_GetObjectItemCaseSensitive(top->object, "guard"))
         return top->good;
     reader r = enter(top, "guard");
-    g->skips = (int)get_whole(&r, "skips");
+    const int64_t skips = get_whole(&r, "skips");
+    if (r.good && skips > GUARD_SKIPS)
+        r.good = train_fail("%s: 'skips' is %lld, more than %d", r.path, (long long)skips, GUARD_SKIPS);
+    g->skips = r.good ? (int)skips : 0;
     read_window(&r, "loss", &g->loss);
     read_window(&r, "norm", &g->norm);
     return r.good;
