@@ -177,7 +177,7 @@ for how in composed flash; do
         complain 'the whole run failed'
     "$fattn" train $tiny --attention $how --steps $steps --out "$run" --log "$run.jsonl" 2>"$err" &
     wait_for lines_in "$run.jsonl" 5
-    kill -INT $! 2>/dev/null
+    kill -$([ $how = flash ] && echo TERM || echo INT) $! 2>/dev/null
     wait $! || complain 'an interrupted run does not end with exit code 0'
     "$fattn" train --resume "$run" --log "$run.jsonl" --threads 1 2>"$err" || complain 'the continued run failed'
     same "$dir/whole-$how/model.safetensors" "$run/model.safetensors"
