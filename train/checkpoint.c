@@ -144,7 +144,7 @@ bool checkpoint_folder_usable(const char *folder)
         DIR *directory = opendir(path);
         int entries = 0;
         for (struct dirent *entry; directory && (entry = readdir(directory));)
-            entries += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, "stopped");
+            entries += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, TRAIN_STOPPED_FOLDER);
         if (!directory || entries > 0)
             usable = train_fail("%s: exists and is no checkpoint", folder);
         if (directory)

@@ -35,6 +35,9 @@ typedef struct checkpoint_state {
     checkpoint_file model_file, optimizer_file; /* set by saving; what loading verifies */
 } checkpoint_state;
 
+/* What may lie in a checkpoint's folder before there is a checkpoint: loop.h. */
+#define TRAIN_STOPPED_FOLDER "stopped"
+
 /* False, with train_error() set, if the folder exists and holds something but is no checkpoint: it would be replaced. */
 bool checkpoint_folder_usable(const char *folder);
 

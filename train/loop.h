@@ -58,9 +58,8 @@ typedef enum train_result {
 } train_result;
 
 /* Where a run that the guard stopped leaves the state before the update that was not made, and its batch: a checkpoint with one
- * file more, in the checkpoint's folder. */
-#define TRAIN_STOPPED_FOLDER "stopped"
-#define TRAIN_STOPPED_BATCH  "batch.safetensors"
+ * file more, in the folder TRAIN_STOPPED_FOLDER of the checkpoint's. */
+#define TRAIN_STOPPED_BATCH "batch.safetensors"
 
 /* Trains from step o->step at `position` to schedule.steps. The model, its optimizer, *position and
  * *memory (zeroed at first) hold the final state. */
