@@ -5,12 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli.h"
 #include "fattn/fattn.h"
 #include "interrupt.h"
 #include "json_out.h"
+#include "plot.h"
 #include "train/evaluate.h"
+#include "train/events.h"
+#include "train/flops.h"
 #include "train/tokenizer.h"
 #include "train_exit.h"
 #include "train_place.h"
@@ -25,13 +29,19 @@ typedef struct train_command {
     model *m;
     optimizer *o;
     data_position position;
+    guard_memory guard;
+    int64_t skipped; /* updates, by the guard */
+    double peak;     /* FLOP/s of the device; 0: nobody knows */
     FILE *log;
-    bool quiet; /* standard output belongs to JSON lines */
+    event_writer *events;
+    bool events_failed;
+    bool stepped; /* there was a report */
+    bool quiet;   /* standard output belongs to JSON lines */
 } train_command;
 
 /* ----------------------------------------------------------------------------------------------------------- reporting */
 
-static void write_step(FILE *file, const train_report *report)
+static void write_step(const train_command *c, FILE *file, const train_report *report)
 {
     json_out json = json_begin(file);
     json_int(&json, "step", report->step);
@@ -41,7 +51,11 @@ static void write_step(FILE *file, const train_report *report)
     json_double(&json, "grad_norm", report->grad_norm);
     json_double(&json, "tokens_per_s", report->tokens_per_s);
     json_double(&json, "ms", report->ms);
+    if (c->peak > 0)
+        json_double(&json, "mfu", report->flops_per_s / c->peak);
     json_int(&json, "mem_bytes", (int64_t)report->mem_bytes);
+    if (report->skipped)
+        json_bool(&json, "skipped", true);
     if (report->has_val) {
         json_double(&json, "val_loss", report->val_loss);
         json_double(&json, "val_bits_per_char", bits_per_char(report->val_loss));
@@ -49,17 +63,43 @@ static void write_step(FILE *file, const train_report *report)
     json_end(&json);
 }
 
+/* Whoever waits for the run learns at once that it is not recorded; it goes on. */
+static void write_events(train_command *c, const train_report *report)
+{
+    event_scalar scalars[] = {{"train/loss", report->loss},
+                              {"train/learning_rate", report->lr},
+                              {"train/gradient_norm", report->grad_norm},
+                              {"speed/tokens_per_s", report->tokens_per_s},
+                              {"speed/mfu", c->peak > 0 ? report->flops_per_s / c->peak : 0},
+                              {"validation/loss", report->val_loss}};
+    const int count = (int)(sizeof scalars / sizeof *scalars) - !report->has_val;
+    if (!c->events || events_write(c->events, report->step, scalars, count))
+        return;
+    cli_error("--tensorboard: %s", train_error());
+    c->events_failed = true;
+    events_close(c->events);
+    c->events = NULL;
+}
+
 static void on_report(void *user, const train_report *report)
 {
     train_command *c = user;
     long long left = (long long)(report->seconds_left + 0.5);
     if (c->log)
-        write_step(c->log, report);
+        write_step(c, c->log, report);
     if (c->quiet)
-        write_step(stdout, report);
-    cli_progress(5, "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s  %.0f MB  %lld:%02lld left",
+        write_step(c, stdout, report);
+    if (report->skipped)
+        cli_note("step %lld skipped: %s", (long long)report->step, train_error());
+    c->skipped += report->skipped;
+    c->stepped = true;
+    write_events(c, report);
+    char mfu[40] = "";
+    if (c->peak > 0)
+        snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * report->flops_per_s / c->peak);
+    cli_progress(5, "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s%s  %.0f MB  %lld:%02lld left",
                  (long long)report->step, (long long)c->s.steps, report->loss, bits_per_char(report->loss), report->lr,
-                 report->grad_norm, report->tokens_per_s, (double)report->mem_bytes * 1e-6, left / 60, left % 60);
+                 report->grad_norm, report->tokens_per_s, mfu, (double)report->mem_bytes * 1e-6, left / 60, left % 60);
     if (report->has_val)
         cli_note("step %lld: validation loss %.4f, bits/char %.4f", (long long)report->step, report->val_loss,
                  bits_per_char(report->val_loss));
@@ -88,6 +128,8 @@ static void write_header(const train_command *c, FILE *file)
         fprintf(file, "\"device_name\":\"%s\",", c->r.device->name);
     else
         fprintf(file, "\"threads_used\":%d,", c->r.threads);
+    if (c->peak > 0)
+        fprintf(file, "\"peak_tflops\":%.6g,\"peak_from\":\"%s\",", c->peak * 1e-12, c->s.peak > 0 ? "given" : "measured");
     fprintf(file, "\"first_step\":%lld,%s\n", (long long)c->o->step + 1, c->configuration.bytes + 1);
     fflush(file);
 }
@@ -104,8 +146,11 @@ static void on_started(void *user)
         cli_note("%lld parameters, %s, %s, attention %s, %lld steps of %lld tokens", (long long)c->m->weights,
                  c->r.device->name, train_types[c->s.dtype], c->s.attention, (long long)c->s.steps, tokens);
     else
-        cli_note("%lld parameters, %d threads, attention %s, %lld steps of %lld tokens", (long long)c->m->weights, c->r.threads,
-                 c->s.attention, (long long)c->s.steps, tokens);
+        cli_note("%lld parameters, %d threads, %s, attention %s, %lld steps of %lld tokens", (long long)c->m->weights,
+                 c->r.threads, train_types[c->s.dtype], c->s.attention, (long long)c->s.steps, tokens);
+    if (c->peak > 0)
+        cli_note("MFU is the share of %.4g TFLOP/s, %s", c->peak * 1e-12,
+                 c->s.peak > 0 ? "as --peak says" : "what a product reaches");
     if (c->o->step >= c->s.steps)
         cli_note("the checkpoint has %lld steps already, --steps is %lld", (long long)c->o->step, (long long)c->s.steps);
 }
@@ -140,8 +185,10 @@ static int open_model(train_command *c)
     c->o = c->m && model_place(c->m, &c->r) ? optimizer_create(c->m, &adam) : NULL;
     if (!c->o || (s->resume && !checkpoint_load_optimizer(s->resume, &s->state, c->o)))
         return wrong();
-    if (s->resume)
+    if (s->resume) {
         c->position = s->state.position;
+        c->guard = s->state.guard;
+    }
     return CLI_OK;
 }
 
@@ -158,6 +205,11 @@ static int open_outputs(train_command *c)
         cli_error("--log %s: %s", s->log, strerror(errno));
         return CLI_WRONG;
     }
+    c->events = s->tensorboard ? events_open(s->tensorboard) : NULL;
+    if (s->tensorboard && !c->events) {
+        cli_error("--tensorboard: %s", train_error());
+        return CLI_WRONG;
+    }
     return CLI_OK;
 }
 
@@ -165,6 +217,7 @@ static void close_all(train_command *c)
 {
     if (c->log)
         fclose(c->log);
+    events_close(c->events);
     optimizer_free(c->o);
     model_free(c->m);
     data_close(c->d);
@@ -181,13 +234,13 @@ static train_options loop_options(const train_command *c)
     train_options options = {.batch = s->batch,
                              .seq = s->seq,
                              .accumulate = s->accumulate,
-                             .schedule = {.kind = (schedule_kind)s->schedule,
-                                          .lr = s->lr,
-                                          .min_lr = s->min_lr,
-                                          .warmup = s->warmup,
-                                          .steps = s->steps},
+                             .schedule = train_settings_schedule(s),
                              .seed = (uint64_t)s->seed,
                              .recompute = s->recompute,
+                             .dropout = s->dropout,
+                             .guard = (guard_action)s->guard,
+                             .spike = s->spike,
+                             .replay = s->replay,
                              .one_batch = s->one_batch,
                              .eval_every = s->eval_every,
                              .eval_batches = s->eval_batches,
@@ -222,12 +275,16 @@ static int finish(const train_command *c, train_result result)
         return wrong();
     if (result == TRAIN_FAILED || result == TRAIN_DIVERGED) {
         cli_error("%s", train_error());
+        if (result == TRAIN_DIVERGED && s->out)
+            cli_note("the state before the step and its batch are in %s/%s", s->out, TRAIN_STOPPED_FOLDER);
         if (have_checkpoint(s->out))
             cli_note("the last checkpoint stays in %s", s->out);
         return CLI_FAILED;
     }
     cli_note("%s step %lld%s%s", result == TRAIN_STOPPED ? "stopped after" : "done:", (long long)c->o->step,
              s->out ? ", saved in " : ", not saved (no --out)", s->out ? s->out : "");
+    if (c->skipped)
+        cli_note("%lld updates were skipped", (long long)c->skipped);
     if (c->log && ferror(c->log)) {
         cli_error("--log %s: not everything could be written", s->log);
         return CLI_FAILED;
@@ -235,11 +292,27 @@ static int finish(const train_command *c, train_result result)
     return CLI_OK;
 }
 
+/* The losses so far, beside the log, if that is a file. */
+static int draw(const train_command *c)
+{
+    struct stat info;
+    if (!c->log || !c->stepped || fstat(fileno(c->log), &info) != 0 || !S_ISREG(info.st_mode))
+        return CLI_OK;
+    text_buffer path = {0};
+    plot_path(c->s.log, &path);
+    const int code = plot_log(c->s.log, path.bytes, false);
+    text_free(&path);
+    return code;
+}
+
 static int run_loop(train_command *c)
 {
     train_options options = loop_options(c);
     options.user = c;
-    return finish(c, train_run(c->m, c->o, &c->r, c->d, &c->position, &options));
+    c->peak = c->s.peak > 0 ? 1e12 * c->s.peak : flops_peak(&c->r);
+    const train_result result = train_run(c->m, c->o, &c->r, c->d, &c->position, &c->guard, &options);
+    const int code = finish(c, result), drawn = result == TRAIN_REFUSED ? CLI_OK : draw(c);
+    return code != CLI_OK ? code : c->events_failed ? CLI_FAILED : drawn;
 }
 
 static int run_command(train_command *c)

@@ -9,14 +9,6 @@
 
 const char *const train_devices[] = {"cpu", "cuda", NULL}, *const train_types[] = {"f32", "bf16", NULL};
 
-bool train_place_check(int place, int type)
-{
-    if (place || !type)
-        return true;
-    cli_error("--dtype: bf16: the CPU computes in f32 only (--device cuda has bf16)");
-    return false;
-}
-
 int train_place_open(runtime *r, int place, int type, int64_t threads)
 {
     const runtime_options options = {.threads = (int)threads,

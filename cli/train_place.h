@@ -9,9 +9,7 @@
 /* The words of the two options, NULL at the end; an option's value is an index. */
 extern const char *const train_devices[], *const train_types[];
 
-/* False when it has reported that the two do not go together. */
-bool train_place_check(int place, int type);
-/* Opens what two such options, checked, ask for. Returns CLI_OK, or another exit code when it has reported why not. */
+/* Opens what two such options ask for. Returns CLI_OK, or another exit code when it has reported why not. */
 int train_place_open(runtime *r, int place, int type, int64_t threads);
 
 #endif

@@ -10,7 +10,8 @@
 #include "train/error.h"
 #include "train_place.h"
 
-static const char *const schedules[] = {"cosine", "constant", NULL};
+static const char *const schedules[] = {"cosine", "linear", "constant", "wsd", NULL}; /* schedule.h, guard.h: in this order */
+static const char *const guards[] = {"stop", "skip", "off", NULL};
 
 /* What a checkpoint settles for good. */
 static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads", "heads-kv", "head-dim", "ffn",
@@ -26,7 +27,8 @@ static const struct {
              {"device", other_rounding},
              {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config", "print-config", "out", "resume", "log", "json", "untied", "flash"};
+static const char *const not_saved[] = {"preset", "config", "print-config", "out",  "resume", "log",
+                                        "json",   "untied", "flash",        "peak", "replay", "tensorboard"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -67,8 +69,7 @@ static void make_table(train_settings *s)
         {"attention", "HOW", OPTION_TEXT, &s->attention, .help = "composed, flash or window:W (the last W keys)"},
         {"recompute", NULL, OPTION_FLAG, &s->recompute, .help = "compute blocks again in backward instead of keeping them"},
         {"device", "WHERE", OPTION_WORD, &s->device, .words = train_devices, .help = "where to train: cpu or cuda"},
-        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = train_types,
-         .help = "of activations and products; bf16 on a GPU only"},
+        {"dtype", "TYPE", OPTION_WORD, &s->dtype, .words = train_types, .help = "of activations and products: f32 or bf16"},
         {"threads", "N", OPTION_INT, &s->threads, .high = 1024, .help = "on the CPU; 0: as many as the process may use"},
         {"steps", "N", OPTION_INT, &s->steps, .low = 1, .high = 1e12, .help = "updates"},
         {"batch", "N", OPTION_INT, &s->batch, .low = 1, .high = 1e6, .help = "windows in a micro-batch"},
@@ -78,7 +79,17 @@ static void make_table(train_settings *s)
         {"lr", "X", OPTION_DOUBLE, &s->lr, .high = 1e6, .help = "learning rate"},
         {"min-lr", "X", OPTION_DOUBLE, &s->min_lr, .high = 1e6, .help = "learning rate at the end"},
         {"warmup", "N", OPTION_INT, &s->warmup, .high = 1e12, .help = "steps in which it rises"},
+        {"decay-steps", "N", OPTION_INT, &s->decay_steps, .high = 1e12,
+         .help = "last steps, in which wsd falls; 0: a fraction"},
+        {"decay-fraction", "X", OPTION_DOUBLE, &s->decay_fraction, .high = 1, .help = "of --steps, likewise"},
         {"weight-decay", "X", OPTION_DOUBLE, &s->weight_decay, .high = 1e3, .help = "AdamW's decay of matrices"},
+        {"decay-embedding", NULL, OPTION_FLAG, &s->decay_embedding, .help = "of the embedding, too"},
+        {"dropout", "P", OPTION_DOUBLE, &s->dropout, .high = 0.99,
+         .help = "of what layers add, and of attention's probabilities"},
+        {"guard", "HOW", OPTION_WORD, &s->guard, .words = guards,
+         .help = "loss or gradient not finite: stop, skip the update, or off"},
+        {"spike", "Z", OPTION_DOUBLE, &s->spike, .high = 1e6,
+         .help = "nor so many deviations above the last 128; 0: any number"},
         {"beta1", "X", OPTION_DOUBLE, &s->beta1, .high = 0.9999999, .help = "AdamW's mean"},
         {"beta2", "X", OPTION_DOUBLE, &s->beta2, .high = 0.9999999, .help = "AdamW's mean of squares"},
         {"eps", "X", OPTION_DOUBLE, &s->eps, .low = 1e-30, .high = 1, .help = "AdamW's epsilon"},
@@ -93,6 +104,9 @@ static void make_table(train_settings *s)
         {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
         {"log", "FILE", OPTION_TEXT, &s->log, .help = "one JSON object per step"},
         {"json", NULL, OPTION_FLAG, &s->json, .help = "the same on standard output"},
+        {"tensorboard", "DIR", OPTION_TEXT, &s->tensorboard, .help = "folder for TensorBoard's event files"},
+        {"peak", "TFLOPS", OPTION_DOUBLE, &s->peak, .high = 1e9, .help = "the device's, for MFU; 0: a product is timed"},
+        {"replay", "FILE", OPTION_TEXT, &s->replay, .help = "train on a batch that --guard stop saved"},
         {"overfit-one-batch", NULL, OPTION_FLAG, &s->one_batch, .help = "train on the first batch only"},
         {0}};
     _Static_assert(COUNT(table) <= TRAIN_SETTINGS_MOST, "the table must fit");
@@ -112,6 +126,8 @@ static void set_defaults(train_settings *s)
     s->rms_eps = 1e-6;
     s->accumulate = 1;
     s->weight_decay = adam.weight_decay;
+    s->decay_embedding = !adam.spare_embedding;
+    s->decay_fraction = 0.2;
     s->beta1 = adam.beta1;
     s->beta2 = adam.beta2;
     s->eps = adam.eps;
@@ -236,7 +252,17 @@ static bool check_settled(const train_settings *s)
         cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
         return false;
     }
-    return train_place_check(s->device, s->dtype);
+    const bool falls = schedules[s->schedule] == schedules[SCHEDULE_WSD];
+    if (falls && s->decay_steps > s->steps - s->warmup) {
+        cli_error("--decay-steps %lld and --warmup %lld are more than --steps %lld", (long long)s->decay_steps,
+                  (long long)s->warmup, (long long)s->steps);
+        return false;
+    }
+    if (s->replay && s->one_batch) {
+        cli_error("--replay and --overfit-one-batch contradict each other");
+        return false;
+    }
+    return true;
 }
 
 static bool layers(train_settings *s, const train_settings *said, bool preset_given, int argc, char **argv, int *status)
@@ -306,8 +332,26 @@ model_config train_settings_model(const train_settings *s)
 
 optimizer_options train_settings_optimizer(const train_settings *s)
 {
-    return (optimizer_options){
-        .beta1 = s->beta1, .beta2 = s->beta2, .eps = s->eps, .weight_decay = s->weight_decay, .clip = s->clip};
+    return (optimizer_options){.beta1 = s->beta1,
+                               .beta2 = s->beta2,
+                               .eps = s->eps,
+                               .weight_decay = s->weight_decay,
+                               .clip = s->clip,
+                               .spare_embedding = !s->decay_embedding};
+}
+
+lr_schedule train_settings_schedule(const train_settings *s)
+{
+    const int64_t most = s->steps > s->warmup ? s->steps - s->warmup : 0;
+    const int64_t part = (int64_t)(s->decay_fraction * (double)s->steps + 0.5);
+    return (lr_schedule){.kind = (schedule_kind)s->schedule,
+                         .lr = s->lr,
+                         .min_lr = s->min_lr,
+                         .warmup = s->warmup,
+                         .steps = s->steps,
+                         .decay = s->decay_steps ? s->decay_steps
+                                  : part < most  ? part
+                                                 : most};
 }
 
 void train_settings_json(const train_settings *s, text_buffer *json)

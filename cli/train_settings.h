@@ -19,15 +19,15 @@
 enum { TRAIN_SETTINGS_MOST = 64 };
 
 typedef struct train_settings {
-    const char *data, *preset, *config, *out, *resume, *log, *attention;
+    const char *data, *preset, *config, *out, *resume, *log, *attention, *tensorboard, *replay;
     int64_t world_seed, world_lines;
     int64_t vocab, hidden, layers, heads, heads_kv, head_dim, ffn, max_seq;
     double rope_theta, rms_eps;
     bool tied, untied;
-    bool flash, recompute, one_batch, print_config, json;
-    int device, dtype, schedule;
-    int64_t steps, batch, seq, accumulate, warmup, seed, threads;
-    double lr, min_lr, weight_decay, beta1, beta2, eps, clip;
+    bool flash, recompute, one_batch, print_config, json, decay_embedding;
+    int device, dtype, schedule, guard;
+    int64_t steps, batch, seq, accumulate, warmup, decay_steps, seed, threads;
+    double lr, min_lr, decay_fraction, weight_decay, beta1, beta2, eps, clip, dropout, spike, peak;
     int64_t eval_every, eval_batches, sample_every, sample_tokens, save_every;
 
     checkpoint_state state; /* of --resume */
@@ -42,6 +42,7 @@ void train_settings_free(train_settings *s);
 
 model_config train_settings_model(const train_settings *s);
 optimizer_options train_settings_optimizer(const train_settings *s);
+lr_schedule train_settings_schedule(const train_settings *s);
 
 /* The options of the run as pairs of a JSON object, without its braces: what --config reads. */
 void train_settings_json(const train_settings *s, text_buffer *json);

@@ -6,11 +6,17 @@
  *
  *     lse = ln(e^lse + e^lse_j)         out = e^(lse - lse') out + e^(lse_j - lse') out_j          lse' the new one
  *
- * which is exact, as the online softmax is. Float only.
+ * which is exact, as the online softmax is. Blocks' results and their sums are float, and the sum is rounded once.
+ *
+ * A context whose kernels know no bf16 (composed on the CPU) is given floats: q, k, v and dout are widened into the workspace,
+ * and what comes back is rounded.
+ *
+ * Dropout of probabilities is the library's: a function of the seed and of batch, head, query and key.
  */
 #ifndef TRAIN_ATTENTION_H
 #define TRAIN_ATTENTION_H
 
+#include "dropout.h"
 #include "model.h"
 
 typedef struct attention {
@@ -18,7 +24,9 @@ typedef struct attention {
     attention_path path;
     device *device;
     number_type type; /* of q, k, v, out and their gradients; lse is float */
+    bool widens;      /* the context is given floats */
     int64_t batch, heads, heads_kv, seq_q, seq_k, dim;
+    dropout drop; /* of probabilities */
 } attention;
 
 /* Where the rows of a tensor lie: row b*seq + i at data + (b*seq + i) * stride, head h at column h*dim. */

@@ -143,9 +143,9 @@ bool checkpoint_folder_usable(const char *folder)
     if (exists(path) && !exists(state)) {
         DIR *directory = opendir(path);
         int entries = 0;
-        while (directory && readdir(directory))
-            ++entries;
-        if (!directory || entries > 2) /* . and .. */
+        for (struct dirent *entry; directory && (entry = readdir(directory));)
+            entries += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, TRAIN_STOPPED_FOLDER);
+        if (!directory || entries > 0)
             usable = train_fail("%s: exists and is no checkpoint", folder);
         if (directory)
             closedir(directory);

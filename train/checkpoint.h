@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "data.h"
+#include "guard.h"
 #include "model.h"
 #include "optimizer.h"
 
@@ -28,10 +29,14 @@ typedef struct checkpoint_state {
     int64_t step;  /* updates made */
     uint64_t seed; /* with step and position all of the random state: what is drawn is a function of these */
     data_position position;
+    guard_memory guard;
     model_config model;
     char *configuration;                        /* JSON object: the options of the run */
     checkpoint_file model_file, optimizer_file; /* set by saving; what loading verifies */
 } checkpoint_state;
+
+/* What may lie in a checkpoint's folder before there is a checkpoint: loop.h. */
+#define TRAIN_STOPPED_FOLDER "stopped"
 
 /* False, with train_error() set, if the folder exists and holds something but is no checkpoint: it would be replaced. */
 bool checkpoint_folder_usable(const char *folder);

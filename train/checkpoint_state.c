@@ -55,6 +55,24 @@ static void write_model(text_buffer *json, const model_config *c)
     text_format(json, ",\"tied\":%s}", c->tied ? "true" : "false");
 }
 
+static void write_window(text_buffer *json, const char *name, const guard_window *w)
+{
+    text_format(json, ",\"%s\":[", name);
+    for (int i = 0; i < w->count; ++i) {
+        text_format(json, "%s", i ? "," : "");
+        text_json_number(json, w->value[i]);
+    }
+    text_format(json, "]");
+}
+
+static void write_guard(text_buffer *json, const guard_memory *g)
+{
+    text_format(json, "\"guard\":{\"skips\":%d", g->skips);
+    write_window(json, "loss", &g->loss);
+    write_window(json, "norm", &g->norm);
+    text_format(json, "},\n");
+}
+
 static void write_file(text_buffer *json, const char *comma, const char *name, const checkpoint_file *file)
 {
     text_format(json, "%s\"%s\":{\"bytes\":%lld,\"sha256\":\"%s\"}", comma, name, (long long)file->bytes, file->sha256);
@@ -82,6 +100,7 @@ bool checkpoint_state_write(const char *path, const checkpoint_state *state)
                 (unsigned long long)state->seed);
     text_format(&json, "\"data\":{\"epoch\":%lld,\"window\":%lld},\n", (long long)state->position.epoch,
                 (long long)state->position.window);
+    write_guard(&json, &state->guard);
     write_model(&json, &state->model);
     text_format(&json, ",\n\"configuration\":%s,\n\"files\":{", state->configuration ? state->configuration : "{}");
     write_file(&json, "", "model.safetensors", &state->model_file);
@@ -149,6 +168,34 @@ static model_config read_model(reader *r)
     return c;
 }
 
+static void read_window(reader *r, const char *name, guard_window *w)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(r->object, name);
+    const int count = cJSON_GetArraySize(list);
+    if (r->good && (!cJSON_IsArray(list) || count > GUARD_WINDOW))
+        r->good = train_fail("%s: '%s' is no list of at most %d numbers", r->path, name, GUARD_WINDOW);
+    for (const cJSON *item = r->good ? list->child : NULL; item && r->good; item = item->next) {
+        if (!cJSON_IsNumber(item))
+            r->good = train_fail("%s: '%s' is no list of at most %d numbers", r->path, name, GUARD_WINDOW);
+        guard_note(w, item->valuedouble);
+    }
+}
+
+/* Checkpoints from before there was a guard have none. */
+static bool read_guard(reader *top, guard_memory *g)
+{
+    if (!cJSON_GetObjectItemCaseSensitive(top->object, "guard"))
+        return top->good;
+    reader r = enter(top, "guard");
+    const int64_t skips = get_whole(&r, "skips");
+    if (r.good && skips > GUARD_SKIPS)
+        r.good = train_fail("%s: 'skips' is %lld, more than %d", r.path, (long long)skips, GUARD_SKIPS);
+    g->skips = r.good ? (int)skips : 0;
+    read_window(&r, "loss", &g->loss);
+    read_window(&r, "norm", &g->norm);
+    return r.good;
+}
+
 static checkpoint_file read_file(reader *files, const char *name, bool required)
 {
     checkpoint_file file = {.bytes = -1};
@@ -176,7 +223,8 @@ static bool read_tree(const char *path, const cJSON *root, checkpoint_state *sta
     reader position = enter(&(reader){path, root, random.good}, "data");
     state->position.epoch = get_whole(&position, "epoch");
     state->position.window = get_whole(&position, "window");
-    reader shape = enter(&(reader){path, root, position.good}, "model");
+    reader guarded = {path, root, position.good};
+    reader shape = enter(&(reader){path, root, read_guard(&guarded, &state->guard)}, "model");
     state->model = read_model(&shape);
     reader files = enter(&(reader){path, root, shape.good}, "files");
     state->model_file = read_file(&files, "model.safetensors", true);

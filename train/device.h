@@ -48,6 +48,7 @@ typedef struct device_table {
     bool (*rmsnorm_backward)(device *d, const rmsnorm_call *c);
     bool (*qknorm_rope_forward)(device *d, const qknorm_rope_call *c);
     bool (*qknorm_rope_backward)(device *d, const qknorm_rope_call *c);
+    bool (*dropout)(device *d, const dropout_call *c);
     bool (*swiglu_forward)(device *d, const swiglu_call *c);
     bool (*swiglu_backward)(device *d, const swiglu_call *c);
     bool (*cross_entropy_forward)(device *d, const cross_entropy_call *c);

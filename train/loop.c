@@ -10,7 +10,9 @@
 
 #include "error.h"
 #include "evaluate.h"
+#include "flops.h"
 #include "generate.h"
+#include "loop_stop.h"
 #include "text.h"
 #include "tokenizer.h"
 
@@ -21,8 +23,9 @@ typedef struct trainer {
     const train_options *options;
     data_tokens val;
     data_reader reader;
+    guard_memory *guard;
     model_step *train_step, *val_step; /* val_step: NULL if nothing is evaluated */
-    int32_t *tokens, *targets;         /* [batch, seq] each */
+    saved_batch batch;                 /* of one update */
     size_t mem_bytes;
     int64_t first_step; /* of this run */
     double started;
@@ -35,9 +38,11 @@ static bool open_steps(trainer *t)
                                 .seq = options->seq,
                                 .attention = options->attention,
                                 .backward = true,
-                                .recompute = options->recompute};
+                                .recompute = options->recompute,
+                                .dropout = options->dropout};
     step_options forward = shape;
     forward.backward = forward.recompute = false;
+    forward.dropout = 0;
     t->train_step = step_create(t->m, t->r, &shape);
     if (!t->train_step)
         return false;
@@ -65,57 +70,104 @@ static bool open_trainer(trainer *t, const dataset *d, const data_position *posi
     if (!data_reader_init(&t->reader, &train, options->seq, options->seed, "training data") ||
         !data_reader_seek(&t->reader, *position))
         return false;
-    size_t count = (size_t)(options->batch * options->seq);
-    t->tokens = text_alloc(2 * count * sizeof *t->tokens);
-    t->targets = t->tokens + count;
-    return open_steps(t);
+    if (!open_steps(t))
+        return false;
+    t->batch = saved_batch_room(options->accumulate, options->batch, options->seq);
+    return !options->replay || saved_batch_read(options->replay, &t->batch);
 }
 
 static void close_trainer(trainer *t)
 {
     step_free(t->train_step);
     step_free(t->val_step);
-    free(t->tokens);
+    saved_batch_free(&t->batch);
 }
 
-static void next_batch(trainer *t)
+/* What is dropped depends on these three alone. */
+static uint64_t seed_of(const trainer *t, int64_t part)
 {
-    if (t->options->one_batch)
-        t->reader.position = (data_position){0, 0};
-    data_reader_next(&t->reader, t->options->batch, t->tokens, t->targets);
+    return random_with(random_with(t->options->seed, (uint64_t)t->o->step), (uint64_t)part);
 }
 
-/* One update. False if loss or gradient is not finite: then model and optimizer are what they were; or, with
- * TRAIN_ERROR_WORK, if the device failed. */
-static bool update(trainer *t, train_report *report)
+/* Reads the part's tokens into its place in the batch. */
+static bool run_part(trainer *t, int64_t part, double *loss)
+{
+    const train_options *options = t->options;
+    const int64_t at = part * options->batch * options->seq;
+    if (options->one_batch)
+        t->reader.position = (data_position){0, 0};
+    if (!options->replay)
+        data_reader_next(&t->reader, options->batch, t->batch.tokens + at, t->batch.targets + at);
+    step_seed(t->train_step, seed_of(t, part));
+    /* The loss is looked at once backward is on its way, so that a GPU has no pause. */
+    return step_forward(t->train_step, t->batch.tokens + at, t->batch.targets + at, NULL) &&
+           step_backward(t->train_step, 1.0f / (float)options->accumulate) && step_loss(t->train_step, loss);
+}
+
+typedef enum update_end { UPDATE_MADE, UPDATE_SKIPPED, UPDATE_STOPPED, UPDATE_FAILED } update_end;
+
+/* What the guard makes of a loss or a norm that is not accepted. */
+static update_end refuse(trainer *t, const char *what, double value, double limit)
+{
+    guard_memory *g = t->guard;
+    const long long step = (long long)t->o->step + 1;
+    if (isfinite(value))
+        train_fail("the %s is %g in step %lld, more than %g, which is %g deviations above the last %d", what, value, step,
+                   limit, t->options->spike, GUARD_WINDOW);
+    else
+        train_fail("the %s is %g in step %lld", what, value, step);
+    return t->options->guard == GUARD_SKIP && ++g->skips < GUARD_SKIPS ? UPDATE_SKIPPED : UPDATE_STOPPED;
+}
+
+/* Norm, judgement and update. An update that is not to be made still tells its norm. */
+static update_end decide(trainer *t, train_report *report)
+{
+    const train_options *options = t->options;
+    guard_memory *g = t->guard;
+    const double loss_limit = guard_limit(&g->loss, options->spike), norm_limit = guard_limit(&g->norm, options->spike);
+    const bool off = options->guard == GUARD_OFF, loss_good = off || guard_accepts(report->loss, loss_limit);
+    t->o->limit = off ? NAN : loss_good ? norm_limit : -1;
+    update_end end = UPDATE_MADE;
+    if (!optimizer_update(t->o, report->lr, &report->grad_norm)) {
+        if (train_error_kind() == TRAIN_ERROR_WORK)
+            return UPDATE_FAILED;
+        end = loss_good ? refuse(t, "gradient's norm", report->grad_norm, norm_limit)
+                        : refuse(t, "loss", report->loss, loss_limit);
+    }
+    if (end == UPDATE_MADE)
+        g->skips = 0;
+    if (options->spike > 0 && end != UPDATE_STOPPED) {
+        guard_note(&g->loss, report->loss);
+        guard_note(&g->norm, report->grad_norm);
+    }
+    return end;
+}
+
+/* One update. Skipped or stopped, model and optimizer are what they were. */
+static update_end update(trainer *t, train_report *report)
 {
     const int64_t parts = t->options->accumulate;
     const double start = evaluate_seconds();
     report->lr = schedule_lr(&t->options->schedule, t->o->step);
     report->loss = 0;
     if (!model_zero_grad(t->m))
-        return false;
+        return UPDATE_FAILED;
     for (int64_t part = 0; part < parts; ++part) {
         double loss = NAN;
-        next_batch(t);
-        /* The loss is looked at once backward is on its way, so that a GPU has no pause. */
-        if (!step_forward(t->train_step, t->tokens, t->targets, NULL) || !step_backward(t->train_step, 1.0f / (float)parts) ||
-            !step_loss(t->train_step, &loss))
-            return false;
+        if (!run_part(t, part, &loss))
+            return UPDATE_FAILED;
         report->loss += loss / (double)parts;
-        if (!isfinite(loss))
-            return train_fail("the loss is %g in step %lld", loss, (long long)t->o->step + 1);
     }
-    report->grad_norm = 0;
-    if (!optimizer_update(t->o, report->lr, &report->grad_norm))
-        return isfinite(report->grad_norm)
-                   ? false
-                   : train_fail("the gradient's norm is %g in step %lld", report->grad_norm, (long long)t->o->step + 1);
+    const update_end end = decide(t, report);
+    report->skipped = end == UPDATE_SKIPPED;
+    if (report->skipped)
+        optimizer_skip(t->o);
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
     report->tokens_per_s = (double)(t->options->batch * t->options->seq * parts) * 1e3 / report->ms;
+    report->flops_per_s = report->tokens_per_s * flops_per_token(&t->m->config, t->options->seq, t->options->attention);
     report->mem_bytes = t->mem_bytes;
-    return true;
+    return end;
 }
 
 /* True at every `interval` steps and, where wanted, after the last one. */
@@ -138,15 +190,30 @@ static bool measure(trainer *t, train_report *report)
     return true;
 }
 
+static checkpoint_state state_at(const trainer *t, data_position position)
+{
+    return (checkpoint_state){.step = t->o->step,
+                              .seed = t->options->seed,
+                              .position = position,
+                              .guard = *t->guard,
+                              .model = t->m->config,
+                              .configuration = (char *)(uintptr_t)t->options->configuration};
+}
+
 static bool save(trainer *t)
 {
-    const train_options *options = t->options;
-    checkpoint_state state = {.step = t->o->step,
-                              .seed = options->seed,
-                              .position = t->reader.position,
-                              .model = t->m->config,
-                              .configuration = (char *)(uintptr_t)options->configuration};
-    return checkpoint_save(options->out, t->m, t->o, &state);
+    checkpoint_state state = state_at(t, t->reader.position);
+    return checkpoint_save(t->options->out, t->m, t->o, &state);
+}
+
+/* The guard stopped the update whose batch was at `position`. Keeps the reason as train_error(). */
+static train_result stop_at(trainer *t, data_position position, const train_report *report)
+{
+    checkpoint_state state = state_at(t, position);
+    t->reader.position = position;
+    return !t->options->out || loop_stop_save(t->options->out, t->m, t->o, &state, &t->batch, report->loss, report->grad_norm)
+               ? TRAIN_DIVERGED
+               : TRAIN_FAILED;
 }
 
 typedef struct collected {
@@ -200,8 +267,12 @@ static train_result run_steps(trainer *t)
         options->started(options->user);
     while (t->o->step < options->schedule.steps && !stopped) {
         train_report report = {0};
-        if (!update(t, &report))
-            return train_error_kind() == TRAIN_ERROR_WORK ? TRAIN_FAILED : TRAIN_DIVERGED;
+        const data_position before = t->reader.position;
+        const update_end end = update(t, &report);
+        if (end == UPDATE_FAILED)
+            return TRAIN_FAILED;
+        if (end == UPDATE_STOPPED)
+            return stop_at(t, before, &report);
         saved = false;
         if (due(t, options->eval_every, true) && !measure(t, &report))
             return TRAIN_FAILED;
@@ -223,9 +294,10 @@ static train_result run_steps(trainer *t)
 }
 
 train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,
-                       const train_options *options)
+                       guard_memory *memory, const train_options *options)
 {
-    trainer t = {.m = m, .o = o, .r = r, .options = options, .first_step = o->step, .started = evaluate_seconds()};
+    trainer t = {
+        .m = m, .o = o, .r = r, .options = options, .guard = memory, .first_step = o->step, .started = evaluate_seconds()};
     train_result result = open_trainer(&t, d, position)            ? run_steps(&t)
                           : train_error_kind() == TRAIN_ERROR_WORK ? TRAIN_FAILED
                                                                    : TRAIN_REFUSED;

@@ -8,6 +8,7 @@
 
 #include "checkpoint.h"
 #include "data.h"
+#include "guard.h"
 #include "model.h"
 #include "optimizer.h"
 #include "schedule.h"
@@ -18,6 +19,8 @@ typedef struct train_report {
     double loss, lr, grad_norm;
     double ms, tokens_per_s; /* of the update alone, without evaluation and saving */
     double seconds_left;     /* until the last step, at the pace so far */
+    double flops_per_s;      /* the model's, likewise: flops.h */
+    bool skipped;            /* by the guard: nothing was changed */
     size_t mem_bytes;        /* parameters, gradients, optimizer and the planned memory of the steps */
     bool has_val;
     double val_loss;
@@ -29,7 +32,11 @@ typedef struct train_options {
     uint64_t seed;
     attention_path attention;
     bool recompute;
+    double dropout;
+    guard_action guard;
+    double spike;                        /* deviations above the mean that loss and norm may have; 0: any number */
     bool one_batch;                      /* the first batch again and again */
+    const char *replay;                  /* a saved_batch.h file: that batch again and again; NULL: none */
     int64_t eval_every, eval_batches;    /* 0: never; batches 0: all of the validation tokens */
     int64_t sample_every, sample_tokens; /* 0: never */
     int64_t save_every;                  /* 0: only at the end */
@@ -45,13 +52,18 @@ typedef struct train_options {
 typedef enum train_result {
     TRAIN_DONE,
     TRAIN_STOPPED,  /* by options->stop; a checkpoint was saved if there is a folder for it */
-    TRAIN_DIVERGED, /* loss or gradient is not finite; the checkpoint is the last one from before */
+    TRAIN_DIVERGED, /* the guard stopped it; the checkpoint is the last one from before, the state at hand is beside it */
     TRAIN_REFUSED,  /* options or data make no sense together; train_error() says how */
     TRAIN_FAILED    /* likewise: no memory, no room on the disk, a GPU that failed */
 } train_result;
 
-/* Trains from step o->step at `position` to schedule.steps. The model, its optimizer and *position hold the final state. */
+/* Where a run that the guard stopped leaves the state before the update that was not made, and its batch: a checkpoint with one
+ * file more, in the folder TRAIN_STOPPED_FOLDER of the checkpoint's. */
+#define TRAIN_STOPPED_BATCH "batch.safetensors"
+
+/* Trains from step o->step at `position` to schedule.steps. The model, its optimizer, *position and
+ * *memory (zeroed at first) hold the final state. */
 train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,
-                       const train_options *options);
+                       guard_memory *memory, const train_options *options);
 
 #endif

@@ -12,6 +12,9 @@
  *     logits = rmsnorm(x) norm lm_head^T                               [rows, vocab]; tied: lm_head = embed
  *     loss = mean over rows with target >= 0 of  logsumexp(logits) - logits[target]
  *
+ * With dropout p, each number that a layer adds to x, and each of attention's probabilities, is 0 with probability p, and the
+ * others are divided by 1 - p.
+ *
  * Names, shapes and order of the parameters are Qwen3's: model.embed_tokens.weight, model.layers.{i}.input_layernorm.weight,
  * model.layers.{i}.self_attn.{q_proj,k_proj,v_proj,o_proj,q_norm,k_norm}.weight, ...post_attention_layernorm.weight,
  * ...mlp.{gate_proj,up_proj,down_proj}.weight, model.norm.weight, lm_head.weight (absent if tied).
@@ -106,6 +109,7 @@ typedef struct step_options {
     attention_path attention;
     bool backward;  /* false: forward only, with far less memory */
     bool recompute; /* whole layers are computed again in backward instead of kept */
+    double dropout; /* of residual branches and of attention's probabilities; 0: none, as evaluation wants it */
 } step_options;
 
 typedef struct step_memory {     /* bytes */
@@ -128,6 +132,8 @@ void step_free(model_step *s);
  * mean loss in *loss, if loss is not NULL, which waits for it. False for a token outside 0 .. vocab-1 or a target outside -1 ..
  * vocab-1. */
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss);
+/* What dropout draws until the next call, in forward and in backward. */
+void step_seed(model_step *s, uint64_t seed);
 /* Adds scale times the gradient of the last forward's loss to the parameters' gradients. With n micro-batches of equally
  * many targets, scale = 1/n gives the gradient of the mean over all. One backward for each forward at most. */
 bool step_backward(model_step *s, float scale);

@@ -97,6 +97,18 @@ typedef struct qknorm_rope_call {
     float *partial; /* backward: [device's chunks, dim] */
 } qknorm_rope_call;
 
+/* layers/dropout.c: to = add + m factor from, where m is 0 or 1 */
+typedef struct dropout_call {
+    int64_t rows, cols;
+    number_type to_type, from_type;
+    uint64_t key;
+    uint32_t least; /* kept is what draws at least this */
+    float factor;
+    const void *from; /* [rows, cols], as the next two */
+    const float *add; /* NULL: nothing; may be `to` */
+    void *to;
+} dropout_call;
+
 /* layers/swiglu.c */
 typedef struct swiglu_call {
     int64_t rows, ffn;
@@ -142,6 +154,7 @@ typedef struct update_call {
     double *squares;     /* [count]: each piece's sum of squares */
     double *norm;        /* read by the update */
     double *shared_norm; /* the same, for the host */
+    double limit;        /* an update whose norm is not finite, or more, changes nothing; NaN: any norm will do */
     float *data, *m, *v;
     void *rounded;                              /* the parameters in bf16, which the update writes too; NULL: none */
     double clip;                                /* the most that the norm may be; 0: any */

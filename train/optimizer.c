@@ -3,7 +3,7 @@
  *
  * The parameters are cut into pieces of at most PIECE floats once; a piece belongs to one parameter. The device shares them
  * out, and the norm adds the pieces' sums in order. The norm stays on the device, which works out the clipping and leaves
- * everything as it is where the norm is not finite; the host looks at it afterwards.
+ * everything as it is where the norm is beyond the limit; the host looks at it afterwards.
  */
 #include "optimizer.h"
 #include "error.h"
@@ -32,12 +32,13 @@ static int64_t count_pieces(const model *m)
     return count;
 }
 
-static void list_pieces(const model *m, update_piece *next)
+static void list_pieces(const model *m, bool spare_embedding, update_piece *next)
 {
     for (int i = 0; i < m->parameter_count; i++) {
         const parameter *q = &m->parameters[i];
+        const bool decays = q->ndim >= 2 && !(spare_embedding && q->data == m->embed.data);
         for (int64_t done = 0; done < q->size; done += PIECE)
-            *next++ = (update_piece){q->offset + done, q->size - done < PIECE ? q->size - done : PIECE, q->ndim >= 2};
+            *next++ = (update_piece){q->offset + done, q->size - done < PIECE ? q->size - done : PIECE, decays};
     }
 }
 
@@ -55,7 +56,7 @@ static bool make_work(optimizer *o)
     w->shared_norm = d->run->allocate_shared(d, sizeof *w->shared_norm);
     bool good = list && w->pieces && w->squares && w->norm && w->shared_norm;
     if (good) {
-        list_pieces(o->target, list);
+        list_pieces(o->target, o->options.spare_embedding, list);
         good = d->run->put(d, w->pieces, list, (size_t)w->count * sizeof *list);
     }
     free(list);
@@ -89,6 +90,7 @@ optimizer *optimizer_create(model *m, const optimizer_options *options)
     if (o) {
         o->options = *options;
         o->target = m;
+        o->limit = INFINITY;
     }
     if (!o || !make_moments(o) || !make_work(o)) {
         train_fail_for("the optimiser");
@@ -131,6 +133,7 @@ static update_call call_of(const optimizer *o, double lr)
                          .v = o->v,
                          .rounded = o->target->rounded,
                          .clip = c->clip,
+                         .limit = o->limit,
                          .decay = (float)(1.0 - lr * c->weight_decay),
                          .beta1 = (float)c->beta1,
                          .beta2 = (float)c->beta2,
@@ -146,10 +149,15 @@ bool optimizer_update(optimizer *o, double lr, double *norm)
     if (!d->run->grad_norm(d, &c) || !d->run->mark(d, MARK_NORM) || !d->run->update(d, &c) || !d->run->wait(d, MARK_NORM))
         return false;
     *norm = *o->work->shared_norm;
-    if (!isfinite(*norm))
-        return train_fail("the norm of the gradients is not finite");
+    if (!isnan(o->limit) && !(isfinite(*norm) && *norm <= o->limit))
+        return train_fail("the norm of the gradients is %g", *norm);
     o->step++;
     return true;
+}
+
+void optimizer_skip(optimizer *o)
+{
+    o->step++;
 }
 
 size_t optimizer_bytes(const optimizer *o)

@@ -1,7 +1,6 @@
 /* Threads and contexts: see runtime.h. */
 #include "runtime.h"
 #include "error.h"
-#include <assert.h>
 #include <omp.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -183,7 +182,6 @@ static int set_threads(int threads)
 
 static bool open_device(runtime *r, const runtime_options *o)
 {
-    assert(o->type == NUMBER_F32 || o->device != FATTN_DEVICE_CPU);
     r->device = o->device == FATTN_DEVICE_CPU ? device_cpu() : device_open_cuda(o->index);
     r->type = o->type;
     return r->device != NULL;
@@ -194,6 +192,7 @@ static bool open_contexts(runtime *r, const runtime_options *o, int *threads)
     fattn_context_info info = {.struct_size = sizeof info};
     r->flash = make_context(o, NULL);
     r->composed = make_context(o, composed_kernel(o));
+    r->composed_widens = o->device == FATTN_DEVICE_CPU;
     if (!r->flash || !r->composed || fattn_context_query(r->flash, &info) != FATTN_OK)
         return false;
     *threads = o->device == FATTN_DEVICE_CPU ? info.threads : 1;

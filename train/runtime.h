@@ -24,6 +24,7 @@ typedef struct runtime {
     fattn_context *flash; /* kernels chosen by the library */
     fattn_context
         *composed; /* the baseline: the kernel `composed` of the device; on the CPU `ref` if the library was built without it */
+    bool composed_widens;      /* composed computes in f32 only, and is given floats in place of bf16 */
     struct sleepers *sleepers; /* the threads that exist only to be counted; NULL: none */
 } runtime;
 
@@ -31,7 +32,7 @@ typedef struct runtime_options {
     int threads; /* 0: as many as the process may use; OMP_THREAD_LIMIT can make it fewer, OMP_NUM_THREADS does not count */
     fattn_device device; /* FATTN_DEVICE_CPU or FATTN_DEVICE_CUDA */
     int32_t index;       /* which GPU */
-    number_type type;    /* NUMBER_BF16 on a GPU only */
+    number_type type;    /* as above */
 } runtime_options;
 
 /* False, with train_error() set, if it cannot be. */

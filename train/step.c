@@ -16,10 +16,25 @@ struct model_step {
     int32_t *tokens, *targets; /* [rows] each, of the device: copies that the tape's nodes read */
     tensor *logits;            /* [rows, vocab] */
     loss_state loss;
+    uint64_t seed, places; /* of dropout: what it draws, and how many places were recorded */
 };
 
+/* Dropout in the next place. */
+static dropout drop_at(model_step *s)
+{
+    return (dropout){s->options.dropout, &s->seed, s->places++};
+}
+
+/* residual + x W^T, the product with dropout */
+static tensor *record_branch(model_step *s, tensor *x, const matrix *weight, tensor *residual)
+{
+    const dropout d = drop_at(s);
+    return d.p > 0 ? layer_dropout_residual(s->t, layer_linear(s->t, x, weight), &d, residual)
+                   : layer_linear_residual(s->t, x, weight, residual);
+}
+
 /* x + attention(norm(x)) */
-static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, const attention *a)
+static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, attention a)
 {
     const model_config *c = &s->m->config;
     int64_t q_cols = c->heads * c->head_dim, kv_cols = c->heads_kv * c->head_dim;
@@ -32,8 +47,9 @@ static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, 
     tensor *v = tape_columns(s->t, qkv, q_cols + kv_cols, kv_cols);
     q = layer_qknorm_rope(s->t, q, l->q_norm, &rotate_q, c->rms_eps);
     k = layer_qknorm_rope(s->t, k, l->k_norm, &rotate_k, c->rms_eps);
-    tensor *o = layer_attention(s->t, q, k, v, a); /* [rows, q_cols] */
-    return layer_linear_residual(s->t, o, &l->o, x);
+    a.drop = drop_at(s);
+    tensor *o = layer_attention(s->t, q, k, v, &a); /* [rows, q_cols] */
+    return record_branch(s, o, &l->o, x);
 }
 
 /* x + mlp(norm(x)) */
@@ -41,7 +57,7 @@ static tensor *record_mlp(model_step *s, const model_layer *l, tensor *x)
 {
     tensor *n = layer_rmsnorm(s->t, x, l->post_norm, s->m->config.rms_eps);
     tensor *gate_up = layer_linear(s->t, n, &l->gate_up); /* [rows, 2 ffn] */
-    return layer_linear_residual(s->t, layer_swiglu(s->t, gate_up), &l->down, x);
+    return record_branch(s, layer_swiglu(s->t, gate_up), &l->down, x);
 }
 
 static void record(model_step *s, const runtime *r)
@@ -52,7 +68,7 @@ static void record(model_step *s, const runtime *r)
     tensor *x = layer_embedding(s->t, s->tokens, s->rows, &s->m->embed); /* [rows, hidden] */
     for (int64_t i = 0; i < c->layers; i++) {
         tape_begin_segment(s->t);
-        x = record_attention(s, &s->m->layer[i], x, &a);
+        x = record_attention(s, &s->m->layer[i], x, a);
         x = record_mlp(s, &s->m->layer[i], x);
         tape_end_segment(s->t);
     }
@@ -83,6 +99,8 @@ static bool check_options(const model *m, const step_options *o)
                           o->batch, o->seq);
     if (o->attention.kind >= ATTENTION_BLOCK && o->attention.size < 1)
         return train_fail("the size of attention's blocks or window is %" PRId64 ", but must be 1 or more", o->attention.size);
+    if (!(o->dropout >= 0 && o->dropout < 1))
+        return train_fail("dropout is %g, but must be in [0, 1)", o->dropout);
     if (o->backward && o->attention.kind == ATTENTION_BLOCK)
         return train_fail("attention by blocks has no backward: train with composed or flash");
     return true;
@@ -159,6 +177,14 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
     s->loss.counted = counted;
     return d->run->put(d, s->tokens, tokens, bytes) && (!targets || d->run->put(d, s->targets, targets, bytes)) &&
            tape_forward(s->t) && d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
+}
+
+/* The key that a kernel is given is noted with it. */
+void step_seed(model_step *s, uint64_t seed)
+{
+    if (s->options.dropout > 0 && seed != s->seed)
+        tape_changed(s->t);
+    s->seed = seed;
 }
 
 bool step_loss(model_step *s, double *loss)

@@ -138,7 +138,8 @@ done
 right 'flash .* 1.00 ' bench train --attention flash --vocab 40 --hidden 32 --layers 1 --ffn 16 --head-dim 16 --seq 8 --tokens 32 \
     --seconds 0.001
 wrong 'does not divide' bench train --hidden 32 --head-dim 12
-wrong 'f32 only' bench train --dtype bf16
+json bench train --json --dtype bf16 --recompute --hidden 32 --layers 1 --ffn 16 --head-dim 16 --seq 16 --tokens 32 --seconds 0.001
+[ "$(grep -c '"recompute":true' "$out")" -eq 2 ] || complain 'bench train --recompute has not four rows'
 
 wrong "'nonsense'" gradcheck nonsense
 wrong 'no backward kernel' gradcheck --kernel no_such_kernel

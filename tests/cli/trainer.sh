@@ -54,7 +54,6 @@ wrong '-1' world --lines -1
 # ---------------------------------------------------------------------------------------------------- wrong command lines
 wrong 'none of: tiny, small' train --preset huge
 wrong 'cpu, cuda' train --device tpu
-wrong 'f32 only' train --dtype bf16
 wrong 'f32, bf16' train --dtype f16
 wrong "'rough'" train --attention rough
 wrong "'block:4'" train --attention block:4
@@ -178,7 +177,7 @@ for how in composed flash; do
         complain 'the whole run failed'
     "$fattn" train $tiny --attention $how --steps $steps --out "$run" --log "$run.jsonl" 2>"$err" &
     wait_for lines_in "$run.jsonl" 5
-    kill -INT $! 2>/dev/null
+    kill -$([ $how = flash ] && echo TERM || echo INT) $! 2>/dev/null
     wait $! || complain 'an interrupted run does not end with exit code 0'
     "$fattn" train --resume "$run" --log "$run.jsonl" --threads 1 2>"$err" || complain 'the continued run failed'
     same "$dir/whole-$how/model.safetensors" "$run/model.safetensors"

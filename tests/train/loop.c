@@ -82,6 +82,7 @@ static train_result run(const char *from, const train_options *options)
     const optimizer_options adam = optimizer_defaults();
     checkpoint_state state = {0};
     data_position position = {0, 0};
+    guard_memory guard = {0};
     dataset *d = small_world();
     if (from)
         require(checkpoint_read_state(from, &state));
@@ -91,8 +92,9 @@ static train_result run(const char *from, const train_options *options)
     if (from) {
         require(checkpoint_load_optimizer(from, &state, o));
         position = state.position;
+        guard = state.guard;
     }
-    train_result result = train_run(m, o, test_runtime(), d, &position, options);
+    train_result result = train_run(m, o, test_runtime(), d, &position, &guard, options);
     optimizer_free(o);
     model_free(m);
     data_close(d);
@@ -214,6 +216,7 @@ static void test_failing_device(void **state)
     const train_options options = options_of(&h, "flash", NULL);
     const optimizer_options adam = optimizer_defaults();
     data_position position = {0, 0};
+    guard_memory guard = {0};
     runtime r = *test_runtime();
     device_table table = *r.device->run;
     device failing = *r.device;
@@ -224,7 +227,7 @@ static void test_failing_device(void **state)
     model *m = model_create(&shape, 1);
     require(m && model_place(m, &r));
     optimizer *o = optimizer_create(m, &adam);
-    assert_int_equal(train_run(m, o, &r, d, &position, &options), TRAIN_FAILED);
+    assert_int_equal(train_run(m, o, &r, d, &position, &guard, &options), TRAIN_FAILED);
     assert_string_equal(train_error(), "the device failed");
     assert_int_equal(h.count, 0);
     optimizer_free(o);
@@ -245,13 +248,14 @@ static void test_refusals(void **state)
 
     const optimizer_options adam = optimizer_defaults();
     data_position position = {0, 0};
+    guard_memory guard = {0};
     model_config narrow = shape;
     narrow.vocab = 100;
     dataset *d = small_world();
     model *m = model_create(&narrow, 1);
     optimizer *o = optimizer_create(m, &adam);
     options = options_of(&h, "flash", NULL);
-    assert_int_equal(train_run(m, o, test_runtime(), d, &position, &options), TRAIN_REFUSED);
+    assert_int_equal(train_run(m, o, test_runtime(), d, &position, &guard, &options), TRAIN_REFUSED);
     assert_non_null(strstr(train_error(), "vocab: the model has 100 tokens, the data 258"));
     position.window = 1000000;
     assert_int_equal(h.count, 0);
@@ -274,10 +278,11 @@ static void test_overfit(void **state)
         options.eval_every = 0;
         options.schedule = (lr_schedule){.kind = SCHEDULE_CONSTANT, .lr = 1e-2, .warmup = 5, .steps = 120};
         data_position position = {0, 0};
+        guard_memory guard = {0};
         dataset *d = small_world();
         model *m = model_create(&shape, 3);
         optimizer *o = optimizer_create(m, &adam);
-        assert_int_equal(train_run(m, o, test_runtime(), d, &position, &options), TRAIN_DONE);
+        assert_int_equal(train_run(m, o, test_runtime(), d, &position, &guard, &options), TRAIN_DONE);
         check_error("loss of a batch learned by heart", h.loss[119], 0.02);
 
         data_tokens train = data_split(d, WORLD_TRAIN);

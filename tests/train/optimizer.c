@@ -69,6 +69,40 @@ static void adamw(void **state)
     safetensors_close(f);
 }
 
+/* With gradients of nothing, only decay moves parameters: matrices, the embedding if it is not spared, and no norm. */
+static void decay_groups(void **state)
+{
+    (void)state;
+    const model_config c = {.vocab = 9,
+                            .hidden = 8,
+                            .layers = 1,
+                            .heads = 1,
+                            .heads_kv = 1,
+                            .head_dim = 8,
+                            .ffn = 8,
+                            .max_seq = 8,
+                            .rope_theta = 10000,
+                            .rms_eps = 1e-6};
+    for (int spare = 0; spare < 2; spare++) {
+        optimizer_options options = optimizer_defaults();
+        options.weight_decay = 0.5;
+        options.spare_embedding = spare;
+        model *m = random_model(&c, 2), *before = random_model(&c, 2);
+        optimizer *o = optimizer_create(m, &options);
+        double norm;
+        require(o && optimizer_update(o, 0.1, &norm));
+        for (int i = 0; i < m->parameter_count; i++) {
+            const parameter *p = &m->parameters[i];
+            const bool decays = p->ndim == 2 && !(spare && i == 0);
+            for (int64_t j = 0; j < p->size; j++)
+                assert_true(p->data[j] == before->parameters[i].data[j] * (decays ? 0.95f : 1.0f));
+        }
+        optimizer_free(o);
+        model_free(m);
+        model_free(before);
+    }
+}
+
 /* A norm that is no number changes nothing. */
 static void not_finite(void **state)
 {
@@ -113,6 +147,19 @@ static void schedules(void **state)
     s.kind = SCHEDULE_CONSTANT;
     assert_true(fabs(schedule_lr(&s, 4) - (0.5)) < 1e-12);
     assert_true(fabs(schedule_lr(&s, 109) - (1.0)) < 1e-12);
+    s.kind = SCHEDULE_LINEAR;
+    assert_true(fabs(schedule_lr(&s, 10) - 1.0) < 1e-12);
+    assert_true(fabs(schedule_lr(&s, 35) - (0.1 + 0.9 * 0.75)) < 1e-12);
+    assert_true(fabs(schedule_lr(&s, 109) - (0.1 + 0.9 * 0.01)) < 1e-12);
+    s.kind = SCHEDULE_WSD;
+    s.decay = 20;
+    assert_true(fabs(schedule_lr(&s, 4) - 0.5) < 1e-12);
+    assert_true(fabs(schedule_lr(&s, 89) - 1.0) < 1e-12);
+    assert_true(fabs(schedule_lr(&s, 90) - 1.0) < 1e-12);
+    assert_true(fabs(schedule_lr(&s, 95) - (0.1 + 0.9 * 0.5)) < 1e-12); /* a quarter of the way, and its root */
+    assert_true(fabs(schedule_lr(&s, 110) - 0.1) < 1e-12);
+    s.decay = 0;
+    assert_true(fabs(schedule_lr(&s, 109) - 1.0) < 1e-12);
     s = (lr_schedule){.kind = SCHEDULE_COSINE, .lr = 1.0, .steps = 0};
     assert_true(fabs(schedule_lr(&s, 0) - (0.0)) < 1e-12);
 }
@@ -204,7 +251,8 @@ static void overfit_flash(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(adamw), cmocka_unit_test(not_finite), cmocka_unit_test(schedules),
-                                       cmocka_unit_test(overfit_composed), cmocka_unit_test(overfit_flash)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(adamw),     cmocka_unit_test(not_finite),       cmocka_unit_test(decay_groups),
+        cmocka_unit_test(schedules), cmocka_unit_test(overfit_composed), cmocka_unit_test(overfit_flash)};
     return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
 }

@@ -3,25 +3,34 @@
 
 #include "train/cpu/chunks.h"
 #include "train/cpu/cpu.h"
+#include "train/cpu/numbers.h"
 
-static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t cols)
+static void copy_piece(const copy_call *c, int64_t to_at, int64_t from_at, int64_t count)
 {
-#pragma omp parallel for schedule(static) if (rows * cols > PARALLEL_WORK)
-    for (int64_t r = 0; r < rows; r++)
-        memcpy(to + r * to_stride, from + r * from_stride, (size_t)cols * sizeof *to);
-}
-
-static void add(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t cols)
-{
-#pragma omp parallel for schedule(static) if (rows * cols > PARALLEL_WORK)
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < cols; c++)
-            to[r * to_stride + c] += from[r * from_stride + c];
+    float from_scratch[PIECE], to_scratch[PIECE];
+    const float *from = read_numbers(c->from, c->from_type, from_at, count, from_scratch);
+    float *to = room_for_numbers(c->to, c->to_type, to_at, to_scratch);
+    if (c->add) {
+        const float *sum = read_numbers(c->to, c->to_type, to_at, count, to_scratch);
+        for (int64_t i = 0; i < count; i++)
+            to[i] = sum[i] + from[i];
+    } else
+        memcpy(to, from, (size_t)count * sizeof *to);
+    write_numbers(c->to, c->to_type, to_at, count, to_scratch);
 }
 
 bool cpu_copy(device *d, const copy_call *c)
 {
+    const bool plain = c->to_type == c->from_type && !c->add;
+    const int64_t size = (int64_t)number_bytes(c->to_type);
     (void)d;
-    (c->add ? add : copy)(c->to, c->to_stride, c->from, c->from_stride, c->rows, c->cols);
+#pragma omp parallel for schedule(static) if (c->rows * c->cols > PARALLEL_WORK)
+    for (int64_t r = 0; r < c->rows; r++) {
+        const int64_t to = r * c->to_stride, from = r * c->from_stride;
+        if (plain)
+            memcpy((char *)c->to + to * size, (const char *)c->from + from * size, (size_t)(c->cols * size));
+        for (int64_t i = 0; i < c->cols && !plain; i += PIECE)
+            copy_piece(c, to + i, from + i, c->cols - i < PIECE ? c->cols - i : PIECE);
+    }
     return true;
 }

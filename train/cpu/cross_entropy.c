@@ -5,6 +5,7 @@
 #include "train/cpu/chunks.h"
 #include "train/cpu/cpu.h"
 #include "train/cpu/fastmath.h"
+#include "train/cpu/numbers.h"
 
 static float row_lse(const float *x, int64_t vocab)
 {
@@ -29,23 +30,30 @@ bool cpu_cross_entropy_forward(device *d, const cross_entropy_call *c)
     return true;
 }
 
-static void backward_row(float *restrict dx, const float *restrict x, int64_t vocab, int32_t target, float lse, float factor)
+static void backward_row(const cross_entropy_call *c, int64_t row)
 {
-    if (target < 0) {
-        memset(dx, 0, (size_t)vocab * sizeof *dx);
-        return;
+    const int64_t first = row * c->vocab, piece = piece_of(c->type, c->vocab);
+    const int32_t target = c->targets[row];
+    const float lse = c->lse[row], factor = c->factor, *x = c->x + first;
+    float scratch[PIECE];
+    for (int64_t i = 0; i < c->vocab; i += piece) {
+        const int64_t count = c->vocab - i < piece ? c->vocab - i : piece;
+        float *dx = room_for_numbers(c->dx, c->type, first + i, scratch);
+        if (target < 0)
+            memset(dx, 0, (size_t)count * sizeof *dx);
+        for (int64_t j = 0; j < count && target >= 0; j++)
+            dx[j] = factor * fast_exp(x[i + j] - lse);
+        if (target >= i && target - i < count)
+            dx[target - i] -= factor;
+        write_numbers(c->dx, c->type, first + i, count, scratch);
     }
-    for (int64_t c = 0; c < vocab; c++)
-        dx[c] = factor * fast_exp(x[c] - lse);
-    dx[target] -= factor;
 }
 
 bool cpu_cross_entropy_backward(device *d, const cross_entropy_call *c)
 {
-    float *dx = c->dx;
     (void)d;
 #pragma omp parallel for schedule(static) if (c->rows * c->vocab > PARALLEL_WORK)
     for (int64_t r = 0; r < c->rows; r++)
-        backward_row(dx + r * c->vocab, c->x + r * c->vocab, c->vocab, c->targets[r], c->lse[r], c->factor);
+        backward_row(c, r);
     return true;
 }

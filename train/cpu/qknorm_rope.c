@@ -7,6 +7,7 @@
 
 #include "train/cpu/chunks.h"
 #include "train/cpu/cpu.h"
+#include "train/cpu/numbers.h"
 
 static float head_forward(float *restrict out, const float *restrict x, const float *restrict w, const float *restrict cosine,
                           const float *restrict sine, int64_t dim, float eps)
@@ -28,16 +29,18 @@ static float head_forward(float *restrict out, const float *restrict x, const fl
 
 bool cpu_qknorm_rope_forward(device *d, const qknorm_rope_call *c)
 {
-    const float *x = c->x;
-    float *out = c->out;
     int64_t dim = c->dim, half = dim / 2;
     (void)d;
 #pragma omp parallel for schedule(static) if (c->rows * c->heads * dim > PARALLEL_WORK)
     for (int64_t row = 0; row < c->rows; row++) {
         int64_t position = c->first + row % c->seq;
         for (int64_t h = 0; h < c->heads; h++) {
-            float s = head_forward(out + row * c->out_stride + h * dim, x + row * c->stride + h * dim, c->weight,
-                                   c->cos + position * half, c->sin + position * half, dim, c->eps);
+            const int64_t to = row * c->out_stride + h * dim;
+            float x_scratch[PIECE], out_scratch[PIECE];
+            const float *x = read_numbers(c->x, c->type, row * c->stride + h * dim, dim, x_scratch);
+            float s = head_forward(room_for_numbers(c->out, c->type, to, out_scratch), x, c->weight, c->cos + position * half,
+                                   c->sin + position * half, dim, c->eps);
+            write_numbers(c->out, c->type, to, dim, out_scratch);
             if (c->rstd)
                 c->rstd[row * c->heads + h] = s;
         }
@@ -76,13 +79,18 @@ static void head_backward(float *restrict dx, float *restrict dw, const float *r
 
 static void backward_row(const qknorm_rope_call *c, float *dw, int64_t row)
 {
-    const float *dout = c->dout, *x = c->x;
-    float *dx = c->dx;
     int64_t dim = c->dim, half = dim / 2, position = c->first + row % c->seq;
-    for (int64_t h = 0; h < c->heads; h++)
-        head_backward(dx + row * c->stride + h * dim, dw, dout + row * c->out_stride + h * dim, x + row * c->stride + h * dim,
-                      c->weight, c->cos + position * half, c->sin + position * half, c->rstd[row * c->heads + h], dim,
-                      c->accumulate);
+    for (int64_t h = 0; h < c->heads; h++) {
+        const int64_t at = row * c->stride + h * dim;
+        float x_scratch[PIECE], dx_scratch[PIECE], dout_scratch[PIECE];
+        const float *dout = read_numbers(c->dout, c->type, row * c->out_stride + h * dim, dim, dout_scratch);
+        const float *x = read_numbers(c->x, c->type, at, dim, x_scratch);
+        if (c->accumulate)
+            read_numbers(c->dx, c->type, at, dim, dx_scratch);
+        head_backward(room_for_numbers(c->dx, c->type, at, dx_scratch), dw, dout, x, c->weight, c->cos + position * half,
+                      c->sin + position * half, c->rstd[row * c->heads + h], dim, c->accumulate);
+        write_numbers(c->dx, c->type, at, dim, dx_scratch);
+    }
 }
 
 bool cpu_qknorm_rope_backward(device *d, const qknorm_rope_call *c)

@@ -2,25 +2,32 @@
 #include "train/cpu/chunks.h"
 #include "train/cpu/cpu.h"
 #include "train/cpu/fastmath.h"
+#include "train/cpu/numbers.h"
+
+static void forward_piece(float *restrict out, const float *restrict gate, const float *restrict up, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+}
 
 bool cpu_swiglu_forward(device *d, const swiglu_call *c)
 {
-    const float *x = c->x;
-    float *out = c->out;
-    int64_t rows = c->rows, ffn = c->ffn;
+    const int64_t rows = c->rows, ffn = c->ffn, piece = piece_of(c->type, ffn);
     (void)d;
 #pragma omp parallel for schedule(static) if (rows * ffn > PARALLEL_WORK)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *restrict gate = x + r * 2 * ffn, *restrict up = gate + ffn;
-        float *restrict y = out + r * ffn;
-        for (int64_t i = 0; i < ffn; i++)
-            y[i] = gate[i] * sigmoid(gate[i]) * up[i];
-    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < ffn; i += piece) {
+            const int64_t count = ffn - i < piece ? ffn - i : piece, to = r * ffn + i, from = r * 2 * ffn + i;
+            float gate[PIECE], up[PIECE], out[PIECE];
+            forward_piece(room_for_numbers(c->out, c->type, to, out), read_numbers(c->x, c->type, from, count, gate),
+                          read_numbers(c->x, c->type, from + ffn, count, up), count);
+            write_numbers(c->out, c->type, to, count, out);
+        }
     return true;
 }
 
-static void backward_row(float *restrict dgate, float *restrict dup, const float *restrict dout, const float *restrict gate,
-                         const float *restrict up, int64_t ffn)
+static void backward_piece(float *restrict dgate, float *restrict dup, const float *restrict dout, const float *restrict gate,
+                           const float *restrict up, int64_t ffn)
 {
     for (int64_t c = 0; c < ffn; c++) {
         float s = sigmoid(gate[c]), silu = gate[c] * s;
@@ -31,12 +38,19 @@ static void backward_row(float *restrict dgate, float *restrict dup, const float
 
 bool cpu_swiglu_backward(device *d, const swiglu_call *c)
 {
-    const float *x = c->x, *dout = c->dout;
-    float *dx = c->dx;
-    int64_t rows = c->rows, ffn = c->ffn;
+    const int64_t rows = c->rows, ffn = c->ffn, piece = piece_of(c->type, ffn);
     (void)d;
 #pragma omp parallel for schedule(static) if (rows * ffn > PARALLEL_WORK)
     for (int64_t r = 0; r < rows; r++)
-        backward_row(dx + r * 2 * ffn, dx + r * 2 * ffn + ffn, dout + r * ffn, x + r * 2 * ffn, x + r * 2 * ffn + ffn, ffn);
+        for (int64_t i = 0; i < ffn; i += piece) {
+            const int64_t count = ffn - i < piece ? ffn - i : piece, at = r * 2 * ffn + i;
+            float gate[PIECE], up[PIECE], dout[PIECE], dgate[PIECE], dup[PIECE];
+            backward_piece(room_for_numbers(c->dx, c->type, at, dgate), room_for_numbers(c->dx, c->type, at + ffn, dup),
+                           read_numbers(c->dout, c->type, r * ffn + i, count, dout),
+                           read_numbers(c->x, c->type, at, count, gate), read_numbers(c->x, c->type, at + ffn, count, up),
+                           count);
+            write_numbers(c->dx, c->type, at, count, dgate);
+            write_numbers(c->dx, c->type, at + ffn, count, dup);
+        }
     return true;
 }

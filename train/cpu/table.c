@@ -70,6 +70,7 @@ device *device_cpu(void)
                                        .rmsnorm_backward = cpu_rmsnorm_backward,
                                        .qknorm_rope_forward = cpu_qknorm_rope_forward,
                                        .qknorm_rope_backward = cpu_qknorm_rope_backward,
+                                       .dropout = cpu_dropout,
                                        .swiglu_forward = cpu_swiglu_forward,
                                        .swiglu_backward = cpu_swiglu_backward,
                                        .cross_entropy_forward = cpu_cross_entropy_forward,

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "train/cpu/cpu.h"
+#include "train/cpu/numbers.h"
 
 bool cpu_grad_norm(device *d, const update_call *c)
 {
@@ -52,12 +53,14 @@ bool cpu_update(device *d, const update_call *c)
                  .root = c->root,
                  .eps = c->eps};
     (void)d;
-    if (!isfinite(norm))
+    if (!isnan(c->limit) && !(isfinite(norm) && norm <= c->limit))
         return true;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < c->count; i++) {
         int64_t at = c->pieces[i].offset;
         advance(c->data + at, c->m + at, c->v + at, c->grad + at, c->pieces[i].count, f, c->pieces[i].decays ? f.decay : 1.0f);
+        if (c->rounded)
+            write_numbers(c->rounded, NUMBER_BF16, at, c->pieces[i].count, c->data + at);
     }
     return true;
 }

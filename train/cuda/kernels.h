@@ -34,6 +34,10 @@ enum {
     X(ROWS, copy_bf16_bf16)                                                                                                    \
     X(ROWS, embedding_forward)                                                                                                 \
     X(ROWS, embedding_backward)                                                                                                \
+    X(ROWS, dropout_branch_f32)                                                                                                \
+    X(ROWS, dropout_branch_bf16)                                                                                               \
+    X(ROWS, dropout_grad_f32)                                                                                                  \
+    X(ROWS, dropout_grad_bf16)                                                                                                 \
     X(ROWS, swiglu_forward_f32)                                                                                                \
     X(ROWS, swiglu_forward_bf16)                                                                                               \
     X(ROWS, swiglu_backward_f32)                                                                                               \

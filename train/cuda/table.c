@@ -264,6 +264,13 @@ static bool qknorm_rope_backward(device *d, const qknorm_rope_call *c)
            add_chunks(d, c->dweight, c->partial, c->dim);
 }
 
+/* Where a branch joins, bf16 or float goes to float; where its gradient leaves, float to either. */
+static bool dropout_rows(device *d, const dropout_call *c)
+{
+    const kernel_id k = c->add ? of_type(K_dropout_branch_f32, c->from_type) : of_type(K_dropout_grad_f32, c->to_type);
+    return launch_numbers(d, k, c->rows * c->cols, c);
+}
+
 static bool swiglu_forward(device *d, const swiglu_call *c)
 {
     return launch_numbers(d, of_type(K_swiglu_forward_f32, c->type), c->rows * c->ffn, c);
@@ -352,6 +359,7 @@ static const device_table table = {.allocate = allocate,
                                    .rmsnorm_backward = rmsnorm_backward,
                                    .qknorm_rope_forward = qknorm_rope_forward,
                                    .qknorm_rope_backward = qknorm_rope_backward,
+                                   .dropout = dropout_rows,
                                    .swiglu_forward = swiglu_forward,
                                    .swiglu_backward = swiglu_backward,
                                    .cross_entropy_forward = cross_entropy_forward,

@@ -1,7 +1,8 @@
 /*
- * Work on rows and on single numbers: copies, embedding, SwiGLU, and joining the results of attention's key blocks.
+ * Work on rows and on single numbers: copies, embedding, dropout, SwiGLU, and joining the results of attention's key blocks.
  */
 #include "train/cuda/numbers.cuh"
+#include "train/philox.h"
 
 /* f(r, i) for the first of each V columns of all rows, by the grid's threads. */
 template <int V, typename F> __device__ inline void for_all(int64_t rows, int64_t cols, F f)
@@ -235,6 +236,56 @@ KERNEL embedding_backward(const __grid_constant__ embedding_call c)
         embedding_backward_of<4>(c, words, parts);
     else
         embedding_backward_of<1>(c, words, parts);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- dropout */
+
+/* A thread has the four columns of a draw. */
+template <typename To, typename From, bool ADD> __device__ inline void dropout(const dropout_call &c)
+{
+    const int64_t step = (int64_t)gridDim.x * CUDA_THREADS, width = (c.cols + 3) / 4, all = c.rows * width;
+    const bool fours = c.cols % 4 == 0;
+    for (int64_t n = (int64_t)blockIdx.x * CUDA_THREADS + threadIdx.x; n < all; n += step) {
+        const int64_t r = quotient(n, width), i = (n - r * width) * 4, at = r * c.cols + i;
+        const philox_words w = philox(c.key, (uint32_t)(i / 4), (uint32_t)r, (uint32_t)(r >> 32), 0);
+        const From *from = (const From *)c.from + at;
+        To *to = (To *)c.to + at;
+        if (fours) {
+            const some<4> x = load<4>(from);
+            some<4> sum = {};
+            if (ADD)
+                sum = load<4>(c.add + at);
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                sum.x[v] += w.word[v] >= c.least ? x.x[v] * c.factor : 0.0f;
+            store<4>(to, sum);
+            continue;
+        }
+        for (int v = 0; v < 4 && i + v < c.cols; v++) {
+            const float x = w.word[v] >= c.least ? number(from[v]) * c.factor : 0.0f;
+            set(to[v], (ADD ? c.add[at + v] : 0.0f) + x);
+        }
+    }
+}
+
+KERNEL dropout_branch_f32(const __grid_constant__ dropout_call c)
+{
+    dropout<float, float, true>(c);
+}
+
+KERNEL dropout_branch_bf16(const __grid_constant__ dropout_call c)
+{
+    dropout<float, bf16, true>(c);
+}
+
+KERNEL dropout_grad_f32(const __grid_constant__ dropout_call c)
+{
+    dropout<float, float, false>(c);
+}
+
+KERNEL dropout_grad_bf16(const __grid_constant__ dropout_call c)
+{
+    dropout<bf16, float, false>(c);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- swiglu */

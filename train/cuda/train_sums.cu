@@ -167,7 +167,7 @@ KERNEL update_pieces(const __grid_constant__ update_call c)
 {
     const update_piece p = c.pieces[blockIdx.x];
     const double norm = *c.norm, clip = c.clip > 0 ? c.clip / (norm + 1e-6) : 1.0;
-    if (!isfinite(norm))
+    if (!isnan(c.limit) && !(isfinite(norm) && norm <= c.limit))
         return;
     if (p.offset % 4 == 0 && p.count % 4 == 0)
         update_piece_of<4>(c, p, (float)(clip < 1.0 ? clip : 1.0));

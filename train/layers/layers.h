@@ -40,6 +40,9 @@ tensor *layer_qknorm_rope(tape *t, tensor *x, const parameter *weight, const rot
  * why. */
 tensor *layer_attention(tape *t, tensor *q, tensor *k, tensor *v, const attention *a);
 
+/* out = residual + dropped(x) / (1 - p)      residual and out float; the gradient of residual is that of out, in place */
+tensor *layer_dropout_residual(tape *t, tensor *x, const dropout *d, tensor *residual);
+
 /* out = silu(gate) * up             x = [gate | up] [rows, 2 ffn], out [rows, ffn];  silu(z) = z / (1 + e^-z) */
 tensor *layer_swiglu(tape *t, tensor *x);
 
