@@ -161,6 +161,12 @@ static int64_t count_targets(const int32_t *targets, int64_t rows)
     return count;
 }
 
+static void forget_noted(model_step *s)
+{
+    tape_changed(s->t, TAPE_FORWARD);
+    tape_changed(s->t, TAPE_BACKWARD);
+}
+
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
 {
     device *d = s->m->device;
@@ -170,10 +176,8 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
     if (targets && !in_range("target", targets, s->rows, -1, s->m->config.vocab))
         return false;
     const int64_t counted = count_targets(targets, s->rows);
-    if (counted != s->loss.counted) {
-        tape_changed(s->t, TAPE_FORWARD);
-        tape_changed(s->t, TAPE_BACKWARD);
-    }
+    if (counted != s->loss.counted)
+        forget_noted(s);
     s->loss.counted = counted;
     return d->run->put(d, s->tokens, tokens, bytes) && (!targets || d->run->put(d, s->targets, targets, bytes)) &&
            tape_forward(s->t) && d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
@@ -183,7 +187,7 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
 void step_seed(model_step *s, uint64_t seed)
 {
     if (s->options.dropout > 0 && seed != s->seed)
-        tape_changed(s->t);
+        forget_noted(s);
     s->seed = seed;
 }
 
