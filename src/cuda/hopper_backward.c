@@ -85,7 +85,7 @@ static size_t workspace(const fattn_problem *problem)
  * in order, more, as such a tile takes less time than it waits for the one before. Measured on an H200. */
 static int32_t heads_together(const fattn_problem *problem, bool ordered)
 {
-    enum { HEADS_IN_ORDER = 32 };
+    enum { HEADS_IN_ORDER = 16 };
     const fattn_desc *d = &problem->desc;
     const int64_t heads = d->heads_kv * d->batch, bytes = problem->group * d->seq_q * padded_dim(d) * (2 + 2 + 4);
     int64_t fit = ((d->seq_k < 1024 ? 16 : 32) << 20) / (bytes > 0 ? bytes : 1);
@@ -193,17 +193,10 @@ static const char *refuse(const fattn_problem *problem)
                           !cuda_exact_rest_fits(problem));
 }
 
-/* Additions in order need no zeros beforehand, and seldom wait where all tiles take equally long or there are many heads; at
- * dims up to 64 what a wait then costs is less than what single additions do. */
+/* Additions in order need no zeros beforehand, and where all tiles take equally long they seldom wait. */
 static const char *unworthy_unordered(const fattn_problem *problem)
 {
-    enum { MANY_HEADS = 16 };
-    const fattn_desc *d = &problem->desc;
-    if (d->mask == FATTN_MASK_FULL)
-        return "is no faster than adding in order where every row keeps every key";
-    if (padded_dim(d) <= 64 && d->heads_kv * d->batch >= MANY_HEADS)
-        return "is slower than adding in order of 16 heads or more with dims up to 64";
-    return NULL;
+    return problem->desc.mask == FATTN_MASK_FULL ? "is no faster than adding in order where every row keeps every key" : NULL;
 }
 
 #define ROW(which, any_order)                                                                                                  \
