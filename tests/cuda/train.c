@@ -263,7 +263,7 @@ static void follow_script(const runtime *r, const char *path, bool fresh, double
         for (int part = 0; part < script[i].parts; part++) {
             if (fresh)
                 step_free(s);
-            s = fresh || !s ? step_on(r, m, path, false) : s;
+            s = fresh || !s ? step_on(r, m, path, false, 0) : s;
             random_tokens(tokens, ROWS, c->vocab, 10 * (uint64_t)i + (uint64_t)part);
             random_tokens(targets, ROWS, c->vocab, 1000 + 10 * (uint64_t)i + (uint64_t)part);
             for (int row = 0; row < script[i].without; row++)
