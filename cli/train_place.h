@@ -11,7 +11,8 @@ extern const char *const train_devices[], *const train_types[];
 
 /* False when it has reported that the two do not go together. */
 bool train_place_check(int place, int type);
-/* Opens what two such options, checked, ask for. Returns CLI_OK, or another exit code when it has reported why not. */
-int train_place_open(runtime *r, int place, int type, int64_t threads);
+/* Opens what two such options, checked, ask for; a rank on a GPU has that of its number on the machine. rank NULL: the only
+ * process. Returns CLI_OK, or another exit code when it has reported why not. */
+int train_place_open(runtime *r, int place, int type, int64_t threads, const ranks_place *rank);
 
 #endif

@@ -18,7 +18,8 @@ static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads",
 /* Other data are allowed, but then the run is no continuation. */
 static const char *const noted[] = {"data", "world-seed", "world-lines"};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config", "print-config", "out", "resume", "log", "json", "untied", "flash"};
+static const char *const not_saved[] = {"preset", "config", "print-config", "out",  "resume",     "log",
+                                        "json",   "untied", "flash",        "zero", "check-ranks"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -81,6 +82,9 @@ static void make_table(train_settings *s)
         {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "sample every N steps and at the end; 0: no"},
         {"sample-tokens", "N", OPTION_INT, &s->sample_tokens, .low = 1, .high = 1e6, .help = "length of a sample"},
         {"save-every", "N", OPTION_INT, &s->save_every, .high = 1e12, .help = "steps between checkpoints; 0: at the end"},
+        {"zero", NULL, OPTION_FLAG, &s->zero, .help = "share AdamW's moments out among the ranks"},
+        {"check-ranks", "N", OPTION_INT, &s->check_ranks, .high = 1e12,
+         .help = "compare the ranks' parameters every N steps and at the end; 0: no"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
         {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
         {"log", "FILE", OPTION_TEXT, &s->log, .help = "one JSON object per step"},

@@ -106,6 +106,10 @@ typedef struct step_options {
     attention_path attention;
     bool backward;  /* false: forward only, with far less memory */
     bool recompute; /* whole layers are computed again in backward instead of kept */
+    /* Not NULL: called within step_backward() when the gradients of a layer's parameters, and of all behind it but a tied head,
+     * are on their way: from the last layer to the first. False, with train_error() set: it failed. */
+    bool (*layer_done)(void *user, int layer);
+    void *user;
 } step_options;
 
 typedef struct step_memory {     /* bytes */

@@ -110,7 +110,10 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
         train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
     else {
         record(s, r);
-        ready = tape_plan(s->t, &(tape_options){.backward = options->backward, .recompute = options->recompute});
+        ready = tape_plan(s->t, &(tape_options){.backward = options->backward,
+                                                .recompute = options->recompute,
+                                                .segment_done = options->layer_done,
+                                                .user = options->user});
     }
     if (ready)
         return s;

@@ -6,7 +6,7 @@
 
 #include "train/cpu/cpu.h"
 
-bool cpu_grad_norm(device *d, const update_call *c)
+bool cpu_grad_squares(device *d, const update_call *c)
 {
     (void)d;
 #pragma omp parallel for schedule(static)
@@ -18,7 +18,13 @@ bool cpu_grad_norm(device *d, const update_call *c)
             sum += (double)g[j] * (double)g[j];
         c->squares[i] = sum;
     }
+    return true;
+}
+
+bool cpu_grad_norm(device *d, const update_call *c)
+{
     double sum = 0.0;
+    (void)d;
     for (int64_t i = 0; i < c->count; i++)
         sum += c->squares[i];
     *c->norm = *c->shared_norm = sqrt(sum);
@@ -56,8 +62,9 @@ bool cpu_update(device *d, const update_call *c)
         return true;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < c->count; i++) {
-        int64_t at = c->pieces[i].offset;
-        advance(c->data + at, c->m + at, c->v + at, c->grad + at, c->pieces[i].count, f, c->pieces[i].decays ? f.decay : 1.0f);
+        int64_t at = c->pieces[i].offset, moment = at - c->moments_first;
+        advance(c->data + at, c->m + moment, c->v + moment, c->grad + at, c->pieces[i].count, f,
+                c->pieces[i].decays ? f.decay : 1.0f);
     }
     return true;
 }
