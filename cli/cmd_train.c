@@ -103,7 +103,7 @@ static void on_started(void *user)
         write_header(c, c->log);
     if (c->quiet)
         write_header(c, stdout);
-    const long long tokens = (long long)(c->s.batch * c->s.seq * c->s.accumulate * c->r.ranks->size);
+    const long long tokens = (long long)(c->s.batch * c->s.seq * c->s.accumulate * c->r.ranks->groups);
     if (c->r.ranks->size > 1)
         cli_note("%d ranks, each with %s", c->r.ranks->size,
                  c->s.zero ? "a share of AdamW's moments" : "all of AdamW's moments");
@@ -178,8 +178,8 @@ static int check_options(const train_command *c)
     sha256 hash;
     char digest[65];
     bool same;
-    text_format(&all, "%s %d %lld %lld %s", c->configuration.bytes, c->s.zero, (long long)c->s.check_ranks,
-                (long long)c->o->step, c->s.out ? "saved" : "not saved");
+    text_format(&all, "%s %d %lld %lld %lld %s", c->configuration.bytes, c->s.zero, (long long)c->s.check_ranks,
+                (long long)c->s.context, (long long)c->o->step, c->s.out ? "saved" : "not saved");
     sha256_begin(&hash);
     sha256_add(&hash, all.bytes, all.length);
     sha256_end(&hash, digest);
@@ -291,6 +291,7 @@ static int run_command(train_command *c)
     if (code != CLI_OK)
         return code;
     c->place.lost = on_lost;
+    c->place.shards = (int)c->s.context;
     text_format(&c->configuration, "{");
     train_settings_json(&c->s, &c->configuration);
     text_format(&c->configuration, "}");

@@ -18,8 +18,8 @@ static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads",
 /* Other data are allowed, but then the run is no continuation. */
 static const char *const noted[] = {"data", "world-seed", "world-lines"};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config", "print-config", "out",  "resume",     "log",
-                                        "json",   "untied", "flash",        "zero", "check-ranks"};
+static const char *const not_saved[] = {"preset", "config", "print-config", "out",  "resume",      "log",
+                                        "json",   "untied", "flash",        "zero", "check-ranks", "context"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -83,6 +83,7 @@ static void make_table(train_settings *s)
         {"sample-tokens", "N", OPTION_INT, &s->sample_tokens, .low = 1, .high = 1e6, .help = "length of a sample"},
         {"save-every", "N", OPTION_INT, &s->save_every, .high = 1e12, .help = "steps between checkpoints; 0: at the end"},
         {"zero", NULL, OPTION_FLAG, &s->zero, .help = "share AdamW's moments out among the ranks"},
+        {"context", "N", OPTION_INT, &s->context, .low = 1, .high = 65536, .help = "ranks that share each sequence"},
         {"check-ranks", "N", OPTION_INT, &s->check_ranks, .high = 1e12,
          .help = "compare the ranks' parameters every N steps and at the end; 0: no"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
@@ -106,7 +107,7 @@ static void set_defaults(train_settings *s)
     s->world_lines = 20000;
     s->rope_theta = 10000;
     s->rms_eps = 1e-6;
-    s->accumulate = 1;
+    s->accumulate = s->context = 1;
     s->weight_decay = adam.weight_decay;
     s->beta1 = adam.beta1;
     s->beta2 = adam.beta2;

@@ -30,7 +30,7 @@ typedef struct train_settings {
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip;
     int64_t eval_every, eval_batches, sample_every, sample_tokens, save_every;
     bool zero;
-    int64_t check_ranks;
+    int64_t check_ranks, context;
 
     checkpoint_state state; /* of --resume */
     option_spec table[TRAIN_SETTINGS_MOST];

@@ -1,8 +1,8 @@
 /*
  * NCCL, opened at run time, as cublas.h opens cuBLAS. Only files of builds that found nccl.h (FATTN_NCCL) include this.
  *
- * Calls keep NCCL's names and types, gpu_nccl()->ncclAllReduce(...): nccl.h alone says what they do. A communicator works on the
- * GPU whose context is current in the thread that makes it.
+ * Calls keep NCCL's names and types, gpu_nccl()->ncclAllReduce(...): nccl.h alone says what they do. A communicator works on
+ * the GPU whose context is current in the thread that makes it.
  */
 #ifndef FATTN_GPU_NCCL_H
 #define FATTN_GPU_NCCL_H

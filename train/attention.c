@@ -7,6 +7,7 @@
  */
 #include "attention.h"
 #include "error.h"
+#include "ring.h"
 
 attention attention_problem(const runtime *r, attention_path path, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seq_q, int64_t seq_k, int64_t dim)
@@ -82,6 +83,8 @@ static size_t partial_bytes(const attention *a)
 bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
 {
     *bytes = 0;
+    if (a->ring)
+        return ring_workspace(a, op, bytes);
     if (a->path.kind != ATTENTION_BLOCK) {
         fattn_desc d = describe(a);
         return runtime_library_did(fattn_workspace_size(a->context, &d, op, bytes));
@@ -167,6 +170,8 @@ static bool forward_by_blocks(const attention *a, attention_rows q, attention_ro
 bool attention_forward(const attention *a, attention_rows q, attention_rows k, attention_rows v, attention_rows out, float *lse,
                        void *workspace, size_t bytes)
 {
+    if (a->ring)
+        return ring_forward(a, q, k, v, out, lse, workspace, bytes);
     if (a->path.kind == ATTENTION_BLOCK)
         return forward_by_blocks(a, q, k, v, out, lse, workspace, bytes);
     fattn_desc d = describe(a);
@@ -186,6 +191,8 @@ bool attention_backward(const attention *a, attention_rows q, attention_rows k, 
                         attention_rows dout, const float *lse, attention_rows dq, attention_rows dk, attention_rows dv,
                         void *workspace, size_t bytes)
 {
+    if (a->ring)
+        return ring_backward(a, q, k, v, out, dout, lse, dq, dk, dv, workspace, bytes);
     fattn_desc d = describe(a);
     fattn_backward_args args = {.struct_size = sizeof args,
                                 .q = view(a, q, a->seq_q, 0),

@@ -19,6 +19,7 @@ typedef struct attention {
     device *device;
     number_type type; /* of q, k, v, out and their gradients; lse is float */
     int64_t batch, heads, heads_kv, seq_q, seq_k, dim;
+    ranks *ring; /* whose shards have the other rows of the sequences (ring.h); NULL: all rows are here */
 } attention;
 
 /* Where the rows of a tensor lie: row b*seq + i at data + (b*seq + i) * stride, head h at column h*dim. */

@@ -28,13 +28,13 @@ typedef struct batch_loss {
     double loss, targets;
 } batch_loss;
 
-/* This rank's batches: those that are left when the number of ranks divides them. */
+/* Its group's batches: every groups-th, from that of its number on. */
 static bool measure(model_step *s, const ranks *r, const data_tokens *part, int64_t batch, int64_t seq, batch_loss *own)
 {
-    const int64_t windows = data_windows(part, seq), step = batch * r->size;
+    const int64_t windows = data_windows(part, seq), step = batch * r->groups;
     int32_t *inputs = text_alloc(2 * (size_t)(batch * seq) * sizeof *inputs), *targets = inputs + batch * seq;
     bool good = true;
-    for (int64_t first = r->rank * batch; good && first < windows; first += step, own++) {
+    for (int64_t first = r->group * batch; good && first < windows; first += step, own++) {
         data_window_batch(part, seq, first, batch, inputs, targets);
         good = step_forward(s, inputs, targets, &own->loss);
         own->targets = (double)step_targets(s);
@@ -53,17 +53,18 @@ bool evaluate(model_step *s, ranks *r, const data_tokens *tokens, int64_t batch,
     *result = (evaluation){0};
     if (windows == 0)
         return train_fail("evaluation: %lld tokens, at least 2 are needed", (long long)part.count);
-    const int64_t turns = (batches + r->size - 1) / r->size; /* of each rank */
+    const int64_t turns = (batches + r->groups - 1) / r->groups; /* of each group */
     batch_loss *all = text_alloc((size_t)(r->size * turns) * sizeof *all);
     memset(all, 0, (size_t)(r->size * turns) * sizeof *all);
     const double start = evaluate_seconds();
     const bool good =
         measure(s, r, &part, batch, seq, all + r->rank * turns) && r->run->gather_host(r, all, (size_t)turns * sizeof *all);
     double sum = 0;
-    for (int64_t i = 0; i < batches; i++) {
-        const batch_loss *b = &all[i % r->size * turns + i / r->size];
-        sum += b->loss * b->targets;
-        result->tokens += (int64_t)b->targets;
+    for (int64_t i = 0; i < batches * r->shards; i++) {
+        const int64_t b = i / r->shards, rank = b % r->groups * r->shards + i % r->shards;
+        const batch_loss *x = &all[rank * turns + b / r->groups];
+        sum += x->loss * x->targets;
+        result->tokens += (int64_t)x->targets;
     }
     free(all);
     result->seconds = evaluate_seconds() - start;

@@ -105,7 +105,7 @@ static void next_batch(trainer *t)
     data_reader_next(&t->reader, t->options->batch, t->tokens, t->targets);
 }
 
-/* Leaves out the windows of `count` other ranks' parts of an update. */
+/* Leaves out the windows of `count` other groups' parts of an update. */
 static void pass_over(trainer *t, int64_t count)
 {
     if (!t->options->one_batch)
@@ -120,7 +120,7 @@ static bool compute_gradient(trainer *t)
     part_loss *own = t->losses + t->ranks->rank * parts;
     if (!gradients_begin(t->gradients))
         return false;
-    pass_over(t, t->ranks->rank);
+    pass_over(t, t->ranks->group);
     for (int64_t part = 0; part < parts; ++part) {
         next_batch(t);
         /* The loss is looked at once backward is on its way, so that a GPU has no pause. */
@@ -130,7 +130,7 @@ static bool compute_gradient(trainer *t)
         own[part].targets = (double)step_targets(t->train_step);
         own[part].stop = t->options->stop && atomic_load(t->options->stop);
     }
-    pass_over(t, t->ranks->size - 1 - t->ranks->rank);
+    pass_over(t, t->ranks->groups - 1 - t->ranks->group);
     return true;
 }
 
@@ -168,7 +168,7 @@ static bool update(trainer *t, train_report *report)
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
     report->tokens_per_s =
-        (double)(t->options->batch * t->options->seq * t->options->accumulate * t->ranks->size) * 1e3 / report->ms;
+        (double)(t->options->batch * t->options->seq * t->options->accumulate * t->ranks->groups) * 1e3 / report->ms;
     report->mem_bytes = t->mem_bytes;
     return true;
 }

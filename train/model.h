@@ -98,7 +98,9 @@ bool model_zero_grad(model *m);
 
 /* ---------------------------------------------------------------------------------------------------------------- step */
 
-/* One forward (and backward) of a model on [batch, seq] tokens, recorded and planned once and replayed for every batch. */
+/* One forward (and backward) of a model on [batch, seq] tokens, recorded and planned once and replayed for every batch. Where
+ * ranks share sequences (ranks.h), all of a group take the same batch, and each computes its rows (ring.h): loss, targets,
+ * logits and the gradients are those of these rows. */
 typedef struct model_step model_step;
 
 typedef struct step_options {

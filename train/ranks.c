@@ -129,9 +129,21 @@ static ranks *open_alone(device *d)
 
 ranks *ranks_open(const ranks_place *place, device *d)
 {
-    if (place->size == 1)
-        return open_alone(d);
-    return d->kind == FATTN_DEVICE_CPU ? ranks_open_mpi(place, d) : ranks_open_nccl(place, d);
+    const int shards = place->shards ? place->shards : 1;
+    if (place->size % shards) {
+        train_fail("--context %d: the number of ranks is %d, not a multiple", shards, place->size);
+        return NULL;
+    }
+    ranks *r = place->size == 1              ? open_alone(d)
+               : d->kind == FATTN_DEVICE_CPU ? ranks_open_mpi(place, d)
+                                             : ranks_open_nccl(place, d);
+    if (r) {
+        r->shards = shards;
+        r->shard = r->rank % shards;
+        r->groups = r->size / shards;
+        r->group = r->rank / shards;
+    }
+    return r;
 }
 
 void ranks_close(ranks *r, int code)

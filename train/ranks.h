@@ -1,13 +1,13 @@
 /*
- * Ranks: the processes of one training run, each with a device of its own, and what they tell each other. Engines differ in this
- * table: one process alone, MPI for CPUs, NCCL for GPUs.
+ * Ranks: the processes of one training run, each with a device of its own, and what they tell each other. Engines differ in
+ * this table: one process alone, MPI for CPUs, NCCL for GPUs.
  *
  * `data` lies in the memory of the rank's device; calls on it are done in the order of the device's work and need not be
  * done when they return. Every rank makes the same calls in the same order. Calls that return false have set train_error();
  * the other ranks then wait for this one in vain, so it must end: ranks_close with a code that is not 0 ends the others too.
  *
- * Ownership: `cuts` [size + 1] divides data, rank r owning elements cuts[r] .. cuts[r + 1] - 1; elements outside belong to nobody
- * and are left alone.
+ * Ownership: `cuts` [size + 1] divides data, rank r owning elements cuts[r] .. cuts[r + 1] - 1; elements outside belong to
+ * nobody and are left alone.
  *
  * Sums are those of a fixed tree, pairs of neighbours first: 0+1, 2+3, ..., then (0+1) + (2+3), and so on; a rank without
  * partner waits for the next round. MPI has it for any number of ranks, NCCL for two, with more it adds in an order of its own.
@@ -20,8 +20,8 @@
 typedef struct ranks ranks;
 
 typedef struct ranks_table {
-    /* Begins to sum data [cuts[size]] over the ranks: afterwards each rank has the sums that it owns or, with `everywhere`, all of
-     * them; what else is in data is then undefined. Several may be under way; sum_end ends them all. */
+    /* Begins to sum data [cuts[size]] over the ranks: afterwards each rank has the sums that it owns or, with `everywhere`, all
+     * of them; what else is in data is then undefined. Several may be under way; sum_end ends them all. */
     bool (*sum_begin)(ranks *r, float *data, const int64_t *cuts, bool everywhere);
     bool (*sum_end)(ranks *r);
     /* Gives every rank what each one owns; elements of `bytes`, 1, 2, 4 or 8. */
@@ -34,9 +34,11 @@ typedef struct ranks_table {
     void (*close)(ranks *r, int code);
 } ranks_table;
 
+/* Ranks stand in groups of `shards`, which share the rows of the same sequences: rank = group * shards + shard. */
 struct ranks {
     const ranks_table *run;
     int rank, size;
+    int groups, group, shards, shard;
     device *device;
 };
 
@@ -46,7 +48,9 @@ typedef struct ranks_place {
     const char *said_by; /* the variable that has the rank; NULL: none, and this is the only process */
     const char *address; /* where rank 0 is met: MASTER_ADDR, MASTER_PORT */
     int port;
-    void (*lost)(const char *why); /* set by the caller: from another thread, when another rank ended too early; must not return.
+    /* Set by the caller. */
+    int shards;                    /* ranks that share each sequence; 0: 1 */
+    void (*lost)(const char *why); /* from another thread, when another rank ended too early; must not return.
                                       Where a launcher ends the job itself it is not called */
 } ranks_place;
 

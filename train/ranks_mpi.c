@@ -69,7 +69,8 @@ static sum *next_sum(mpi_ranks *m, int64_t own)
         if (!larger)
             return NULL;
         m->sums = larger;
-        m->sums[m->room++] = (sum){.cuts = calloc(size + 1, sizeof(int64_t)), .requests = calloc(2 * size, sizeof(MPI_Request))};
+        m->sums[m->room++] =
+            (sum){.cuts = calloc(size + 1, sizeof(int64_t)), .requests = calloc(2 * size, sizeof(MPI_Request))};
     }
     sum *s = &m->sums[m->used];
     const int64_t need = own * (m->base.size - 1);
@@ -231,9 +232,10 @@ static bool start(const ranks_place *place, mpi_ranks *m)
     MPI_Comm_size(MPI_COMM_WORLD, &m->base.size);
     if (m->base.rank == place->rank && m->base.size == place->size)
         return true;
-    return train_fail("the environment's %s says rank %d of %d, but for MPI this is rank %d of %d: ranks on CPUs are started by "
-                      "mpirun, or srun with --mpi",
-                      place->said_by, place->rank, place->size, m->base.rank, m->base.size);
+    return train_fail(
+        "the environment's %s says rank %d of %d, but for MPI this is rank %d of %d: ranks on CPUs are started by "
+        "mpirun, or srun with --mpi",
+        place->said_by, place->rank, place->size, m->base.rank, m->base.size);
 }
 
 ranks *ranks_open_mpi(const ranks_place *place, device *d)

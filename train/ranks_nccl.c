@@ -1,9 +1,9 @@
 /*
  * Ranks by NCCL, a GPU each: see ranks.h.
  *
- * NCCL's work has a stream of its own, so that the GPU goes on computing meanwhile. Two events keep the order: what begins waits for
- * the device's work so far, and what ends makes the device's work wait. The meeting (meeting.h) tells NCCL's id, and notices
- * ranks that are gone: a kernel of NCCL would wait for them for ever.
+ * NCCL's work has a stream of its own, so that the GPU goes on computing meanwhile. Two events keep the order: what begins
+ * waits for the device's work so far, and what ends makes the device's work wait. The meeting (meeting.h) tells NCCL's id, and
+ * notices ranks that are gone: a kernel of NCCL would wait for them for ever.
  */
 #include <stdlib.h>
 
