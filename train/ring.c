@@ -296,7 +296,8 @@ bool ring_forward(const attention *a, attention_rows q, attention_rows k, attent
         good = good && (!more || r->run->exchange_end(r));
     }
     for (int half = 0; good && half < HALVES; half++)
-        good = move(a, own(a, out, half * a->seq_q / HALVES), half_of(a, b.out, half), a->seq_q / HALVES, a->heads * a->dim, false);
+        good = move(a, own(a, out, half * a->seq_q / HALVES), half_of(a, b.out, half), a->seq_q / HALVES, a->heads * a->dim,
+                    false);
     return good;
 }
 
@@ -307,8 +308,8 @@ typedef struct backward_call {
     const float *lse;
 } backward_call;
 
-static bool backward_block(const attention *a, const block *b, const backward_call *c, void *keys, float *sums, const buffers *w,
-                           size_t rest, bool first)
+static bool backward_block(const attention *a, const block *b, const backward_call *c, void *keys, float *sums,
+                           const buffers *w, size_t rest, bool first)
 {
     const fattn_desc d = describe_backward(a, b);
     const int64_t row = b->half * a->seq_q / HALVES;

@@ -2,12 +2,12 @@
 # Several ranks under mpirun: the bits of one process with as many micro-batches, with and without shared moments; checkpoints that
 # continue with other numbers of ranks; ranks that are killed, stopped or refuse.
 #
-#   sh tests/train/ranks.sh build/release/cli/fattn
+#   sh tests/train/ranks.sh build/release/cli/fattn build/release/tests/train/train_ring
 #
 # Ranks that the program cannot have are refused, which is tested anywhere; the rest is skipped where it was built without MPI or
 # where there is no OpenMPI to start it.
 set -u
-fattn=${1:?program}
+fattn=${1:?program} ring=${2:?the program ring.c}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 err=$dir/err
@@ -83,7 +83,7 @@ esac
 mpirun --version 2>/dev/null | grep -q 'Open MPI' || reason=${reason:-no mpirun of OpenMPI}
 if [ "$reason" ]; then
   echo "skipped: $reason"
-  finish 8
+  finish 9
 fi
 
 section 'the bits of one process'
@@ -159,4 +159,31 @@ timeout 60 mpirun --oversubscribe -n 1 "$fattn" train --resume "$dir/one" --lr 1
 status=$?
 [ $status -eq 1 ] || complain "parameters differ, but the exit code is $status"
 grep -q "ranks' parameters differ" "$err" || complain "parameters differ, but: $(tail -5 "$err")"
+
+section 'sequences that ranks share'
+for n in 1 2 4; do
+  timeout 60 mpirun --oversubscribe -n $n "$ring" 2>"$err" || complain "ring attention on $n ranks: $(tail -5 "$err")"
+done
+long="$tiny --seq 64 --steps 10 --flash"
+close_curve() { # losses within 1e-6 of each other
+  python3 - "$dir/$1" "$dir/$2" <<'P' || complain "$1 and $2: losses differ"
+import json, sys
+a, b = ([e for e in map(json.loads, open(path)) if "loss" in e] for path in sys.argv[1:])
+worst = max(abs(x[k] / y[k] - 1) for x, y in zip(a, b) for k in ("loss", "val_loss") if k in x)
+print("%s: losses differ by %.1e at most" % (sys.argv[2].split("/")[-1], worst))
+sys.exit(not (len(a) == len(b) == 10 and worst < 1e-6))
+P
+}
+good alone $long --log "$dir/long.log"
+for n in 2 4; do
+  good ranks $n $long --context $n --log "$dir/context$n.log" --check-ranks 5
+  close_curve long.log context$n.log
+done
+good alone $long --accumulate 2 --log "$dir/long2.log" --out "$dir/long2"
+good ranks 4 $long --context 2 --zero --recompute --log "$dir/groups.log" --check-ranks 5
+close_curve long2.log groups.log
+refused '4, not a multiple' ranks 4 $long --context 3
+refused '8 chunks' ranks 4 $tiny --seq 36 --context 4
+refused 'exact and causal' ranks 2 $tiny --context 2 --attention window:8
+refused 'not a multiple' alone $tiny --context 2
 finish 0
