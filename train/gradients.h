@@ -7,6 +7,8 @@
  * is one rank, the bits are the same for any number of ranks. For that a rank keeps sums of 1, 2, 4, ... micro-batches that
  * wait for their partner: with 1 part none, with n parts as many blocks of gradients as n - 1 has binary digits.
  *
+ * Where ranks share sequences (ranks.h) the rows of each count as micro-batches of their own, in the order of the ranks.
+ *
  * The sum over ranks begins for each layer when its backward has ended, in the last part, while earlier layers are at work.
  */
 #ifndef TRAIN_GRADIENTS_H
