@@ -161,25 +161,6 @@ void ranks_cut(const ranks *r, int64_t count, int64_t unit, int64_t *cuts)
     }
 }
 
-bool ranks_barrier(ranks *r)
-{
-    unsigned char *all = text_alloc((size_t)r->size);
-    memset(all, 0, (size_t)r->size);
-    bool done = r->run->gather_host(r, all, 1);
-    free(all);
-    return done;
-}
-
-bool ranks_broadcast(ranks *r, void *data, size_t bytes, int64_t count)
-{
-    int64_t *cuts = text_alloc((size_t)(r->size + 1) * sizeof *cuts);
-    for (int i = 0; i <= r->size; i++)
-        cuts[i] = i ? count : 0;
-    bool done = r->run->gather(r, data, bytes, cuts);
-    free(cuts);
-    return done;
-}
-
 bool ranks_agree(ranks *r, const void *bytes, size_t count, bool *same)
 {
     unsigned char *all = text_alloc((size_t)r->size * count);

@@ -24,12 +24,12 @@ typedef struct ranks_table {
      * of them; what else is in data is then undefined. Several may be under way; sum_end ends them all. */
     bool (*sum_begin)(ranks *r, float *data, const int64_t *cuts, bool everywhere);
     bool (*sum_end)(ranks *r);
-    /* Gives every rank what each one owns; elements of `bytes`, 1, 2, 4 or 8. */
+    /* Gives every rank what each one owns; elements of `bytes`, 1, 2, 4 or 8. If one owns all, it is a broadcast. */
     bool (*gather)(ranks *r, void *data, size_t bytes, const int64_t *cuts);
     /* Sends to one rank and receives from another. `send` is read and `receive` written until exchange_end. */
     bool (*exchange_begin)(ranks *r, const void *send, int to, void *receive, int from, size_t bytes);
     bool (*exchange_end)(ranks *r);
-    /* all [size][bytes] in the memory of the host: each rank has filled in its own part and gets the others'. Waits. */
+    /* all [size][bytes] in the memory of the host: each rank has filled in its own part and gets the others'. Waits for all ranks. */
     bool (*gather_host)(ranks *r, void *all, size_t bytes);
     void (*close)(ranks *r, int code);
 } ranks_table;
@@ -66,10 +66,6 @@ void ranks_close(ranks *r, int code);
 
 /* cuts of `count` elements into equal parts that are multiples of `unit`, as far as they go. */
 void ranks_cut(const ranks *r, int64_t count, int64_t unit, int64_t *cuts);
-/* All ranks have come here. */
-bool ranks_barrier(ranks *r);
-/* Gives every rank what rank 0 has. */
-bool ranks_broadcast(ranks *r, void *data, size_t bytes, int64_t count);
 /* Are these bytes the same on all ranks? Sets *same. At most 64 bytes. */
 bool ranks_agree(ranks *r, const void *bytes, size_t count, bool *same);
 
