@@ -29,7 +29,8 @@ typedef struct ranks_table {
     /* Sends to one rank and receives from another. `send` is read and `receive` written until exchange_end. */
     bool (*exchange_begin)(ranks *r, const void *send, int to, void *receive, int from, size_t bytes);
     bool (*exchange_end)(ranks *r);
-    /* all [size][bytes] in the memory of the host: each rank has filled in its own part and gets the others'. Waits for all ranks. */
+    /* all [size][bytes] in the memory of the host: each rank has filled in its own part and gets the others'. Waits for all
+     * ranks. */
     bool (*gather_host)(ranks *r, void *all, size_t bytes);
     void (*close)(ranks *r, int code);
 } ranks_table;

@@ -1,6 +1,6 @@
 /*
- * Ring attention against one pass over the whole sequence, in double: out, dq, dk and dv of the rows that a shard has. The bound is
- * the harness's: twice (gradients: three times) what a naive computation in float errs, and an ulp.
+ * Ring attention against one pass over the whole sequence, in double: out, dq, dk and dv of the rows that a shard has. The
+ * bound is the harness's: twice (gradients: three times) what a naive computation in float errs, and an ulp.
  *
  * A rank of `mpirun -n N`, all of which share the sequences; run by ranks.sh. Rank 0 prints the errors.
  */
