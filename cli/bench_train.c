@@ -204,7 +204,7 @@ static bool check(const bench_train_options *o)
 static int run(const bench_train_options *o)
 {
     bench_train_run b = {.o = o};
-    int status = train_place_open(&b.r, o->device, o->dtype, o->threads);
+    int status = train_place_open(&b.r, o->device, o->dtype, o->threads, NULL);
     if (status != CLI_OK)
         return status;
     if (!o->json)

@@ -136,7 +136,7 @@ static int measure(eval_command *c)
         evaluation result;
         const step_options options = {.batch = c->batch, .seq = c->seq, .attention = c->paths[i]};
         model_step *step = step_create(c->m, &c->r, &options);
-        bool good = step && evaluate(step, &tokens, c->batch, c->seq, c->max_tokens, &result);
+        bool good = step && evaluate(step, c->r.ranks, &tokens, c->batch, c->seq, c->max_tokens, &result);
         step_free(step);
         if (!good) {
             cli_error("%s: %s", c->attention.item[i], train_error());
@@ -153,7 +153,7 @@ static int run_command(eval_command *c)
 {
     bool good =
         checkpoint_read_state(c->folder, &c->state) && (c->m = checkpoint_load_model(c->folder, &c->state)) && open_data(c);
-    int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads) : CLI_OK;
+    int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads, NULL) : CLI_OK;
     if (code != CLI_OK)
         return code;
     if (!good || !model_place(c->m, &c->r)) {

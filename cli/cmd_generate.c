@@ -211,7 +211,7 @@ static int run_command(generate_command *c)
 {
     bool good = checkpoint_read_state(c->folder, &c->state) && make_prompt(c) && check_length(c) &&
                 (c->m = checkpoint_load_model(c->folder, &c->state));
-    int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads) : CLI_OK;
+    int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads, NULL) : CLI_OK;
     if (code != CLI_OK)
         return code;
     if (!good || !model_place(c->m, &c->r)) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "fattn/fattn.h"
@@ -15,6 +16,7 @@
 #include "train/evaluate.h"
 #include "train/events.h"
 #include "train/flops.h"
+#include "train/sha256.h"
 #include "train/tokenizer.h"
 #include "train_exit.h"
 #include "train_place.h"
@@ -24,6 +26,7 @@
 typedef struct train_command {
     train_settings s;
     text_buffer configuration; /* a JSON object */
+    ranks_place place;
     runtime r;
     dataset *d;
     model *m;
@@ -31,7 +34,7 @@ typedef struct train_command {
     data_position position;
     guard_memory guard;
     int64_t skipped; /* updates, by the guard */
-    double peak;     /* FLOP/s of the device; 0: nobody knows */
+    double peak;     /* FLOP/s of all devices; 0: nobody knows */
     FILE *log;
     event_writer *events;
     bool events_failed;
@@ -130,6 +133,8 @@ static void write_header(const train_command *c, FILE *file)
         fprintf(file, "\"threads_used\":%d,", c->r.threads);
     if (c->peak > 0)
         fprintf(file, "\"peak_tflops\":%.6g,\"peak_from\":\"%s\",", c->peak * 1e-12, c->s.peak > 0 ? "given" : "measured");
+    if (c->r.ranks->size > 1)
+        fprintf(file, "\"ranks\":%d,", c->r.ranks->size);
     fprintf(file, "\"first_step\":%lld,%s\n", (long long)c->o->step + 1, c->configuration.bytes + 1);
     fflush(file);
 }
@@ -141,7 +146,10 @@ static void on_started(void *user)
         write_header(c, c->log);
     if (c->quiet)
         write_header(c, stdout);
-    const long long tokens = (long long)(c->s.batch * c->s.seq * c->s.accumulate);
+    const long long tokens = (long long)(c->s.batch * c->s.seq * c->s.accumulate * c->r.ranks->groups);
+    if (c->r.ranks->size > 1)
+        cli_note("%d ranks, each with %s", c->r.ranks->size,
+                 c->s.zero ? "a share of AdamW's moments" : "all of AdamW's moments");
     if (c->r.device->name)
         cli_note("%lld parameters, %s, %s, attention %s, %lld steps of %lld tokens", (long long)c->m->weights,
                  c->r.device->name, train_types[c->s.dtype], c->s.attention, (long long)c->s.steps, tokens);
@@ -178,7 +186,8 @@ static int open_model(train_command *c)
 {
     const train_settings *s = &c->s;
     const model_config config = train_settings_model(s);
-    const optimizer_options adam = train_settings_optimizer(s);
+    optimizer_options adam = train_settings_optimizer(s);
+    adam.among = s->zero ? c->r.ranks : NULL;
     if (!s->resume && !model_config_check(&config))
         return wrong();
     c->m = s->resume ? checkpoint_load_model(s->resume, &s->state) : model_create(&config, (uint64_t)s->seed);
@@ -197,6 +206,8 @@ static int open_outputs(train_command *c)
     train_settings *s = &c->s;
     if (!s->out)
         s->out = s->resume;
+    if (c->r.ranks->rank != 0)
+        return CLI_OK;
     if (s->out && !checkpoint_folder_usable(s->out))
         return wrong();
     c->quiet = s->json;
@@ -213,11 +224,34 @@ static int open_outputs(train_command *c)
     return CLI_OK;
 }
 
-static void close_all(train_command *c)
+/* Ranks that were given different options would wait for each other, or train something else. */
+static int check_options(const train_command *c)
+{
+    text_buffer all = {0};
+    sha256 hash;
+    char digest[65];
+    bool same;
+    text_format(&all, "%s %d %lld %lld %lld %s", c->configuration.bytes, c->s.zero, (long long)c->s.check_ranks,
+                (long long)c->s.context, (long long)c->o->step, c->s.out ? "saved" : "not saved");
+    sha256_begin(&hash);
+    sha256_add(&hash, all.bytes, all.length);
+    sha256_end(&hash, digest);
+    text_free(&all);
+    if (!ranks_agree(c->r.ranks, digest, 64, &same))
+        return wrong();
+    if (same)
+        return CLI_OK;
+    cli_error("rank %d: the ranks were started with different options or checkpoints", c->r.ranks->rank);
+    return CLI_WRONG;
+}
+
+static void close_all(train_command *c, int code)
 {
     if (c->log)
         fclose(c->log);
     events_close(c->events);
+    ranks_close(c->r.ranks, code);
+    c->r.ranks = NULL;
     optimizer_free(c->o);
     model_free(c->m);
     data_close(c->d);
@@ -247,6 +281,7 @@ static train_options loop_options(const train_command *c)
                              .sample_every = s->sample_every,
                              .sample_tokens = s->sample_tokens,
                              .save_every = s->save_every,
+                             .check_every = s->check_ranks,
                              .out = s->out,
                              .configuration = c->configuration.bytes,
                              .stop = interrupt_flag(),
@@ -281,6 +316,8 @@ static int finish(const train_command *c, train_result result)
             cli_note("the last checkpoint stays in %s", s->out);
         return CLI_FAILED;
     }
+    if (c->r.ranks->rank != 0)
+        return CLI_OK;
     cli_note("%s step %lld%s%s", result == TRAIN_STOPPED ? "stopped after" : "done:", (long long)c->o->step,
              s->out ? ", saved in " : ", not saved (no --out)", s->out ? s->out : "");
     if (c->skipped)
@@ -309,17 +346,27 @@ static int run_loop(train_command *c)
 {
     train_options options = loop_options(c);
     options.user = c;
-    c->peak = c->s.peak > 0 ? 1e12 * c->s.peak : flops_peak(&c->r);
+    if (c->r.ranks->rank == 0) /* of all ranks, which are taken to be alike */
+        c->peak = (double)c->r.ranks->size * (c->s.peak > 0 ? 1e12 * c->s.peak : flops_peak(&c->r));
     const train_result result = train_run(c->m, c->o, &c->r, c->d, &c->position, &c->guard, &options);
     const int code = finish(c, result), drawn = result == TRAIN_REFUSED ? CLI_OK : draw(c);
     return code != CLI_OK ? code : c->events_failed ? CLI_FAILED : drawn;
 }
 
+/* No thread may wait for a GPU any more, whose work may wait for the rank that is gone. */
+static void on_lost(const char *why)
+{
+    fprintf(stderr, "fattn: %s\n", why);
+    _exit(CLI_FAILED);
+}
+
 static int run_command(train_command *c)
 {
-    int code = open_data(c);
+    int code = ranks_look(&c->place) ? open_data(c) : wrong();
     if (code != CLI_OK)
         return code;
+    c->place.lost = on_lost;
+    c->place.shards = (int)c->s.context;
     text_format(&c->configuration, "{");
     train_settings_json(&c->s, &c->configuration);
     text_format(&c->configuration, "}");
@@ -329,9 +376,9 @@ static int run_command(train_command *c)
     }
     if (!interrupt_watch())
         cli_note("no thread to wait for signals: an interrupt ends the run without a checkpoint");
-    if ((code = train_place_open(&c->r, c->s.device, c->s.dtype, c->s.threads)) != CLI_OK)
+    if ((code = train_place_open(&c->r, c->s.device, c->s.dtype, c->s.threads, &c->place)) != CLI_OK)
         return code;
-    if ((code = open_model(c)) != CLI_OK || (code = open_outputs(c)) != CLI_OK)
+    if ((code = open_model(c)) != CLI_OK || (code = open_outputs(c)) != CLI_OK || (code = check_options(c)) != CLI_OK)
         return code;
     return run_loop(c);
 }
@@ -342,6 +389,6 @@ int cmd_train(int argc, char **argv)
     int code;
     if (train_settings_read(&c.s, argc, argv, &code))
         code = run_command(&c);
-    close_all(&c);
+    close_all(&c, code);
     return code;
 }

@@ -27,8 +27,9 @@ static const struct {
              {"device", other_rounding},
              {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config", "print-config", "out",  "resume", "log",
-                                        "json",   "untied", "flash",        "peak", "replay", "tensorboard"};
+static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume",
+                                        "log",    "json",        "untied",       "flash",       "peak",
+                                        "replay", "tensorboard", "zero",         "check-ranks", "context"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -100,6 +101,10 @@ static void make_table(train_settings *s)
         {"sample-every", "N", OPTION_INT, &s->sample_every, .high = 1e12, .help = "sample every N steps and at the end; 0: no"},
         {"sample-tokens", "N", OPTION_INT, &s->sample_tokens, .low = 1, .high = 1e6, .help = "length of a sample"},
         {"save-every", "N", OPTION_INT, &s->save_every, .high = 1e12, .help = "steps between checkpoints; 0: at the end"},
+        {"zero", NULL, OPTION_FLAG, &s->zero, .help = "share AdamW's moments out among the ranks"},
+        {"context", "N", OPTION_INT, &s->context, .low = 1, .high = 65536, .help = "ranks that share each sequence"},
+        {"check-ranks", "N", OPTION_INT, &s->check_ranks, .high = 1e12,
+         .help = "compare the ranks' parameters every N steps and at the end; 0: no"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
         {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
         {"log", "FILE", OPTION_TEXT, &s->log, .help = "one JSON object per step"},
@@ -124,7 +129,7 @@ static void set_defaults(train_settings *s)
     s->world_lines = 20000;
     s->rope_theta = 10000;
     s->rms_eps = 1e-6;
-    s->accumulate = 1;
+    s->accumulate = s->context = 1;
     s->weight_decay = adam.weight_decay;
     s->decay_embedding = !adam.spare_embedding;
     s->decay_fraction = 0.2;

@@ -29,6 +29,8 @@ typedef struct train_settings {
     int64_t steps, batch, seq, accumulate, warmup, decay_steps, seed, threads;
     double lr, min_lr, decay_fraction, weight_decay, beta1, beta2, eps, clip, dropout, spike, peak;
     int64_t eval_every, eval_batches, sample_every, sample_tokens, save_every;
+    bool zero;
+    int64_t check_ranks, context;
 
     checkpoint_state state; /* of --resume */
     option_spec table[TRAIN_SETTINGS_MOST];

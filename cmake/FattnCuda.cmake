@@ -1,10 +1,12 @@
 # CUDA: sets FATTN_CUDA (whether it is built), FATTN_NVCC and FATTN_CUDA_INCLUDE. FATTN_WITH_CUDA is AUTO (built where there is an
 # nvcc of CUDA 12.4 or later), ON (required) or OFF. FATTN_CUBLAS: whether cublas_v2.h, in FATTN_CUBLAS_INCLUDE, was found too,
-# so that what calls cuBLAS is built. The driver and cuBLAS are opened at run time, so nothing is linked.
+# so that what calls cuBLAS is built. FATTN_NCCL: likewise nccl.h, in FATTN_NCCL_INCLUDE. The driver and these libraries are
+# opened at run time, so nothing is linked.
 
 set(FATTN_WITH_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (if nvcc is found), ON or OFF")
 set(FATTN_CUDA OFF)
 set(FATTN_CUBLAS OFF)
+set(FATTN_NCCL OFF)
 if(NOT FATTN_WITH_CUDA STREQUAL "OFF")
   find_program(FATTN_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
   set(reason "no nvcc was found")
@@ -37,6 +39,12 @@ if(NOT FATTN_WITH_CUDA STREQUAL "OFF")
       set(FATTN_CUBLAS ON)
     else()
       message(STATUS "cuBLAS: built without, as cublas_v2.h was not found beside ${FATTN_NVCC}")
+    endif()
+    find_path(FATTN_NCCL_INCLUDE nccl.h HINTS ${FATTN_CUDA_INCLUDE})
+    if(FATTN_NCCL_INCLUDE)
+      set(FATTN_NCCL ON)
+    else()
+      message(STATUS "NCCL: nccl.h was not found; no ranks on GPUs")
     endif()
   elseif(FATTN_WITH_CUDA STREQUAL "AUTO")
     message(STATUS "CUDA kernels: not built, ${reason}; the library runs on the CPU only")

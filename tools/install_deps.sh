@@ -3,8 +3,8 @@
 # root or with sudo. Elsewhere: says what to install, and exits 1. Prints nothing when nothing is missing.
 #
 #   sh tools/install_deps.sh         a C compiler, make, CMake, pkg-config, Python, oneDNN, cmocka, cJSON
-#   sh tools/install_deps.sh --ci    also Clang with its OpenMP and sanitizer runtimes, clang-format, and a compiler and an
-#                                    emulator of aarch64
+#   sh tools/install_deps.sh --ci    also Clang with its OpenMP and sanitizer runtimes, clang-format, a compiler and an
+#                                    emulator of aarch64, and OpenMPI
 set -eu
 
 ci=no
@@ -70,6 +70,8 @@ if [ $ci = yes ]; then
   has aarch64-linux-gnu-gcc || want gcc-aarch64-linux-gnu
   installed libc6-dev-arm64-cross || want libc6-dev-arm64-cross
   has qemu-aarch64 || want qemu-user
+  has mpirun || want openmpi-bin
+  [ -n "$(find /usr/include /usr/lib -name mpi.h 2>/dev/null | head -n 1)" ] || want libopenmpi-dev
 fi
 [ -n "$missing" ] || exit 0
 

@@ -7,6 +7,7 @@
  */
 #include "attention.h"
 #include "error.h"
+#include "ring.h"
 
 attention attention_problem(const runtime *r, attention_path path, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seq_q, int64_t seq_k, int64_t dim)
@@ -105,6 +106,8 @@ static attention as_floats(const attention *a)
 bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
 {
     *bytes = 0;
+    if (a->ring)
+        return ring_workspace(a, op, bytes);
     if (a->widens) {
         const attention wide = as_floats(a);
         const bool good = attention_workspace(&wide, op, bytes);
@@ -271,6 +274,8 @@ static bool backward_widened(const attention *a, attention_rows q, attention_row
 bool attention_forward(const attention *a, attention_rows q, attention_rows k, attention_rows v, attention_rows out, float *lse,
                        void *workspace, size_t bytes)
 {
+    if (a->ring)
+        return ring_forward(a, q, k, v, out, lse, workspace, bytes);
     if (a->widens)
         return forward_widened(a, q, k, v, out, lse, workspace, bytes);
     if (a->path.kind == ATTENTION_BLOCK)
@@ -292,6 +297,8 @@ bool attention_backward(const attention *a, attention_rows q, attention_rows k, 
                         attention_rows dout, const float *lse, attention_rows dq, attention_rows dk, attention_rows dv,
                         void *workspace, size_t bytes)
 {
+    if (a->ring)
+        return ring_backward(a, q, k, v, out, dout, lse, dq, dk, dv, workspace, bytes);
     if (a->widens)
         return backward_widened(a, q, k, v, out, dout, lse, dq, dk, dv, workspace, bytes);
     fattn_desc d = describe(a);

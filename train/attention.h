@@ -27,6 +27,7 @@ typedef struct attention {
     bool widens;      /* the context is given floats */
     int64_t batch, heads, heads_kv, seq_q, seq_k, dim;
     dropout drop; /* of probabilities */
+    ranks *ring;  /* whose shards have the other rows of the sequences (ring.h); NULL: all rows are here */
 } attention;
 
 /* Where the rows of a tensor lie: row b*seq + i at data + (b*seq + i) * stride, head h at column h*dim. */

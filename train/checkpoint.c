@@ -205,12 +205,10 @@ static bool save_moments(const char *path, const model *m, const float *mean, co
 
 static bool save_optimizer(const char *path, const optimizer *o)
 {
-    device *d = o->target->device;
-    const size_t bytes = (size_t)o->target->size * sizeof(float);
-    const float *mean = device_look(d, o->m, bytes), *square = mean ? device_look(d, o->v, bytes) : NULL;
+    const float *mean = optimizer_look(o, 0), *square = mean ? optimizer_look(o, 1) : NULL;
     bool saved = mean && square && save_moments(path, o->target, mean, square);
-    device_look_end(d, mean);
-    device_look_end(d, square);
+    optimizer_look_end(o, mean);
+    optimizer_look_end(o, square);
     return saved;
 }
 
@@ -315,16 +313,14 @@ static bool load_moments(const char *folder, const checkpoint_state *state, cons
     return loaded;
 }
 
-/* Fills in the device's arrays by way of the host. */
+/* Fills in the device's arrays, or a rank's share of them, by way of the host. */
 static bool stage_moments(const char *folder, const checkpoint_state *state, optimizer *o)
 {
-    device *d = o->target->device;
-    const size_t count = (size_t)o->target->size, bytes = count * sizeof(float);
+    const size_t count = (size_t)o->target->size;
     float *both = calloc(2 * count, sizeof *both);
     if (!both)
-        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser's %zu bytes", 2 * bytes);
-    bool loaded = load_moments(folder, state, o->target, both, both + count) && d->run->put(d, o->m, both, bytes) &&
-                  d->run->put(d, o->v, both + count, bytes);
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the optimiser's %zu bytes", 2 * count * sizeof *both);
+    bool loaded = load_moments(folder, state, o->target, both, both + count) && optimizer_put(o, both, both + count);
     free(both);
     return loaded;
 }
@@ -332,6 +328,6 @@ static bool stage_moments(const char *folder, const checkpoint_state *state, opt
 bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state, optimizer *o)
 {
     o->step = state->step;
-    return o->target->device->kind == FATTN_DEVICE_CPU ? load_moments(folder, state, o->target, o->m, o->v)
-                                                       : stage_moments(folder, state, o);
+    return o->target->device->kind == FATTN_DEVICE_CPU && !o->cuts ? load_moments(folder, state, o->target, o->m, o->v)
+                                                                   : stage_moments(folder, state, o);
 }

@@ -41,7 +41,8 @@ typedef struct checkpoint_state {
 /* False, with train_error() set, if the folder exists and holds something but is no checkpoint: it would be replaced. */
 bool checkpoint_folder_usable(const char *folder);
 
-/* optimizer may be NULL: then the checkpoint can be used but not continued. */
+/* optimizer may be NULL: then the checkpoint can be used but not continued. One whose moments are shared out among ranks was
+ * gathered before; rank 0 saves. */
 bool checkpoint_save(const char *folder, const model *m, const optimizer *o, checkpoint_state *state);
 
 /* Reads and verifies state.json. False, with train_error() set, if it is missing, altered, or of another version. */

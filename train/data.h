@@ -69,6 +69,9 @@ bool data_reader_seek(data_reader *reader, data_position position);
 /* The next `batch` windows: tokens and targets [batch, seq], targets one to the right. */
 void data_reader_next(data_reader *reader, int64_t batch, int32_t *tokens, int32_t *targets);
 
+/* Leaves out the next `count` windows. */
+void data_reader_skip(data_reader *reader, int64_t count);
+
 /* For measuring: windows `first` to `first + batch - 1` of all the tokens in order, without overlap; tokens [batch, seq],
  * targets [batch, seq] with -1 beyond the end. Returns how many windows exist. */
 int64_t data_windows(const data_tokens *tokens, int64_t seq);

@@ -84,6 +84,19 @@ void data_reader_next(data_reader *reader, int64_t batch, int32_t *tokens, int32
         next_window(reader, tokens + b * reader->seq, targets + b * reader->seq);
 }
 
+void data_reader_skip(data_reader *reader, int64_t count)
+{
+    while (count > 0) {
+        const int64_t left = epoch_windows(reader, epoch_shift(reader, epoch_key(reader))) - reader->position.window;
+        if (count < left) {
+            reader->position.window += count;
+            return;
+        }
+        count -= left;
+        reader->position = (data_position){reader->position.epoch + 1, 0};
+    }
+}
+
 int64_t data_windows(const data_tokens *tokens, int64_t seq)
 {
     return tokens->count < 2 ? 0 : (tokens->count - 2) / seq + 1;

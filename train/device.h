@@ -54,6 +54,7 @@ typedef struct device_table {
     bool (*cross_entropy_forward)(device *d, const cross_entropy_call *c);
     bool (*cross_entropy_backward)(device *d, const cross_entropy_call *c);
     bool (*merge)(device *d, const merge_call *c);
+    bool (*grad_squares)(device *d, const update_call *c);
     bool (*grad_norm)(device *d, const update_call *c);
     bool (*update)(device *d, const update_call *c);
 } device_table;

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "error.h"
@@ -22,27 +23,50 @@ double evaluate_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-bool evaluate(model_step *s, const data_tokens *tokens, int64_t batch, int64_t seq, int64_t max_tokens, evaluation *result)
+/* What one batch came to, on one rank. */
+typedef struct batch_loss {
+    double loss, targets;
+} batch_loss;
+
+/* Its group's batches: every groups-th, from that of its number on. */
+static bool measure(model_step *s, const ranks *r, const data_tokens *part, int64_t batch, int64_t seq, batch_loss *own)
+{
+    const int64_t windows = data_windows(part, seq), step = batch * r->groups;
+    int32_t *inputs = text_alloc(2 * (size_t)(batch * seq) * sizeof *inputs), *targets = inputs + batch * seq;
+    bool good = true;
+    for (int64_t first = r->group * batch; good && first < windows; first += step, own++) {
+        data_window_batch(part, seq, first, batch, inputs, targets);
+        good = step_forward(s, inputs, targets, &own->loss);
+        own->targets = (double)step_targets(s);
+    }
+    free(inputs);
+    return good;
+}
+
+bool evaluate(model_step *s, ranks *r, const data_tokens *tokens, int64_t batch, int64_t seq, int64_t max_tokens,
+              evaluation *result)
 {
     data_tokens part = *tokens;
     if (max_tokens > 0 && part.count > max_tokens + 1)
         part.count = max_tokens + 1;
-    const int64_t windows = data_windows(&part, seq);
+    const int64_t windows = data_windows(&part, seq), batches = (windows + batch - 1) / batch;
     *result = (evaluation){0};
     if (windows == 0)
         return train_fail("evaluation: %lld tokens, at least 2 are needed", (long long)part.count);
-    int32_t *inputs = text_alloc(2 * (size_t)(batch * seq) * sizeof *inputs), *targets = inputs + batch * seq;
+    const int64_t turns = (batches + r->groups - 1) / r->groups; /* of each group */
+    batch_loss *all = text_alloc((size_t)(r->size * turns) * sizeof *all);
+    memset(all, 0, (size_t)(r->size * turns) * sizeof *all);
     const double start = evaluate_seconds();
-    bool good = true;
+    const bool good =
+        measure(s, r, &part, batch, seq, all + r->rank * turns) && r->run->gather_host(r, all, (size_t)turns * sizeof *all);
     double sum = 0;
-    for (int64_t first = 0; good && first < windows; first += batch) {
-        double loss = 0;
-        data_window_batch(&part, seq, first, batch, inputs, targets);
-        good = step_forward(s, inputs, targets, &loss);
-        sum += loss * (double)step_targets(s);
-        result->tokens += step_targets(s);
+    for (int64_t i = 0; i < batches * r->shards; i++) {
+        const int64_t b = i / r->shards, rank = b % r->groups * r->shards + i % r->shards;
+        const batch_loss *x = &all[rank * turns + b / r->groups];
+        sum += x->loss * x->targets;
+        result->tokens += (int64_t)x->targets;
     }
-    free(inputs);
+    free(all);
     result->seconds = evaluate_seconds() - start;
     result->loss = sum / (double)result->tokens;
     return good || train_fail_as(train_error_kind(), "evaluation: %.600s", train_error());

@@ -13,10 +13,11 @@ typedef struct evaluation {
     double seconds;
 } evaluation;
 
-/* Sums in double over batches, in order, so that two ways to compute attention can be compared to the last digits. `s` was
- * made for [batch, seq]; max_tokens 0: all. False, with train_error() set, if there is nothing to predict or a token is
- * outside the vocabulary. */
-bool evaluate(model_step *s, const data_tokens *tokens, int64_t batch, int64_t seq, int64_t max_tokens, evaluation *result);
+/* Sums in double over batches, in order, so that two ways to compute attention can be compared to the last digits. The ranks
+ * take turns with the batches, and the sum is the same bits for any number of them. `s` was made for [batch, seq]; max_tokens
+ * 0: all. False, with train_error() set, if there is nothing to predict or a token is outside the vocabulary. */
+bool evaluate(model_step *s, ranks *r, const data_tokens *tokens, int64_t batch, int64_t seq, int64_t max_tokens,
+              evaluation *result);
 
 /* loss / ln 2: bits per token, which for text are bits per byte, called character throughout. */
 double bits_per_char(double loss);

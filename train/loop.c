@@ -13,13 +13,23 @@
 #include "flops.h"
 #include "generate.h"
 #include "loop_stop.h"
+#include "sha256.h"
 #include "text.h"
 #include "tokenizer.h"
+
+/* What one micro-batch came to. */
+typedef struct part_loss {
+    double loss, targets;
+    double stop; /* 1: its rank was asked to stop */
+} part_loss;
 
 typedef struct trainer {
     model *m;
     optimizer *o;
     const runtime *r;
+    ranks *ranks;
+    gradients *gradients;
+    part_loss *losses; /* [ranks, accumulate] of an update */
     const train_options *options;
     data_tokens val;
     data_reader reader;
@@ -28,6 +38,7 @@ typedef struct trainer {
     saved_batch batch;                 /* of one update */
     size_t mem_bytes;
     int64_t first_step; /* of this run */
+    bool stop;          /* after this step */
     double started;
 } trainer;
 
@@ -39,15 +50,16 @@ static bool open_steps(trainer *t)
                                 .attention = options->attention,
                                 .backward = true,
                                 .recompute = options->recompute,
-                                .dropout = options->dropout};
-    step_options forward = shape;
-    forward.backward = forward.recompute = false;
-    forward.dropout = 0;
+                                .dropout = options->dropout,
+                                .layer_done = t->ranks->size > 1 ? gradients_layer : NULL,
+                                .user = t->gradients};
+    const step_options forward = {.batch = options->batch, .seq = options->seq, .attention = options->attention};
     t->train_step = step_create(t->m, t->r, &shape);
     if (!t->train_step)
         return false;
     step_memory memory = step_memory_use(t->train_step);
-    t->mem_bytes = memory.parameters + memory.gradients + memory.arena + optimizer_bytes(t->o) + t->m->device->own_bytes;
+    t->mem_bytes = memory.parameters + memory.gradients + gradients_bytes(t->gradients) + memory.arena + optimizer_bytes(t->o) +
+                   t->m->device->own_bytes;
     if (options->eval_every > 0) {
         t->val_step = step_create(t->m, t->r, &forward);
         if (!t->val_step)
@@ -70,6 +82,15 @@ static bool open_trainer(trainer *t, const dataset *d, const data_position *posi
     if (!data_reader_init(&t->reader, &train, options->seq, options->seed, "training data") ||
         !data_reader_seek(&t->reader, *position))
         return false;
+    t->ranks = t->r->ranks;
+    if (options->replay && t->ranks->size > 1)
+        return train_fail("a saved batch is replayed by one rank, not by %d", t->ranks->size);
+    if (options->dropout > 0 && t->ranks->groups < t->ranks->size)
+        return train_fail("dropout is %g, but ranks that share sequences have none", options->dropout);
+    t->gradients = gradients_create(t->m, t->ranks, options->accumulate, t->o->cuts);
+    if (!t->gradients)
+        return false;
+    t->losses = text_alloc((size_t)(t->ranks->size * options->accumulate) * sizeof *t->losses);
     if (!open_steps(t))
         return false;
     t->batch = saved_batch_room(options->accumulate, options->batch, options->seq);
@@ -81,6 +102,8 @@ static void close_trainer(trainer *t)
     step_free(t->train_step);
     step_free(t->val_step);
     saved_batch_free(&t->batch);
+    gradients_free(t->gradients);
+    free(t->losses);
 }
 
 /* What is dropped depends on these three alone. */
@@ -89,19 +112,70 @@ static uint64_t seed_of(const trainer *t, int64_t part)
     return random_with(random_with(t->options->seed, (uint64_t)t->o->step), (uint64_t)part);
 }
 
-/* Reads the part's tokens into its place in the batch. */
-static bool run_part(trainer *t, int64_t part, double *loss)
+/* Reads the next micro-batch into its place. */
+static void read_part(trainer *t, saved_batch *to, int64_t part)
+{
+    const int64_t at = part * to->batch * to->seq;
+    if (t->options->one_batch)
+        t->reader.position = (data_position){0, 0};
+    data_reader_next(&t->reader, to->batch, to->tokens + at, to->targets + at);
+}
+
+/* Forward and backward of one of this rank's micro-batches. */
+static bool run_part(trainer *t, int64_t part)
 {
     const train_options *options = t->options;
     const int64_t at = part * options->batch * options->seq;
-    if (options->one_batch)
-        t->reader.position = (data_position){0, 0};
+    const float scale = 1.0f / (float)(options->accumulate * t->ranks->size);
+    part_loss *own = t->losses + t->ranks->rank * options->accumulate + part;
     if (!options->replay)
-        data_reader_next(&t->reader, options->batch, t->batch.tokens + at, t->batch.targets + at);
-    step_seed(t->train_step, seed_of(t, part));
+        read_part(t, &t->batch, part);
+    step_seed(t->train_step, seed_of(t, t->ranks->group * options->accumulate + part));
     /* The loss is looked at once backward is on its way, so that a GPU has no pause. */
-    return step_forward(t->train_step, t->batch.tokens + at, t->batch.targets + at, NULL) &&
-           step_backward(t->train_step, 1.0f / (float)options->accumulate) && step_loss(t->train_step, loss);
+    if (!step_forward(t->train_step, t->batch.tokens + at, t->batch.targets + at, NULL) ||
+        !step_backward(t->train_step, scale) || !gradients_end_part(t->gradients) || !step_loss(t->train_step, &own->loss))
+        return false;
+    own->targets = (double)step_targets(t->train_step);
+    own->stop = options->stop && atomic_load(options->stop);
+    return true;
+}
+
+/* Leaves out the windows of `count` other groups' parts of an update. */
+static void pass_over(trainer *t, int64_t count)
+{
+    if (!t->options->one_batch && !t->options->replay)
+        data_reader_skip(&t->reader, count * t->options->accumulate * t->options->batch);
+}
+
+/* This rank's micro-batches. */
+static bool compute_gradient(trainer *t)
+{
+    if (!gradients_begin(t->gradients))
+        return false;
+    pass_over(t, t->ranks->group);
+    for (int64_t part = 0; part < t->options->accumulate; ++part)
+        if (!run_part(t, part))
+            return false;
+    pass_over(t, t->ranks->groups - 1 - t->ranks->group);
+    return true;
+}
+
+/* The mean over all targets, added in the order of the micro-batches whichever rank they were on; and whether a rank was asked
+ * to stop. Every rank gets the same. */
+static bool join_losses(trainer *t, double *mean)
+{
+    const int64_t parts = t->options->accumulate, all = parts * t->ranks->size;
+    double targets = 0;
+    if (!t->ranks->run->gather_host(t->ranks, t->losses, (size_t)parts * sizeof *t->losses))
+        return false;
+    for (int64_t i = 0; i < all; ++i) {
+        targets += t->losses[i].targets;
+        t->stop = t->stop || t->losses[i].stop;
+    }
+    *mean = 0;
+    for (int64_t i = 0; i < all && targets > 0; ++i)
+        *mean += t->losses[i].loss * (t->losses[i].targets / targets);
+    return true;
 }
 
 typedef enum update_end { UPDATE_MADE, UPDATE_SKIPPED, UPDATE_STOPPED, UPDATE_FAILED } update_end;
@@ -119,7 +193,8 @@ static update_end refuse(trainer *t, const char *what, double value, double limi
     return t->options->guard == GUARD_SKIP && ++g->skips < GUARD_SKIPS ? UPDATE_SKIPPED : UPDATE_STOPPED;
 }
 
-/* Norm, judgement and update. An update that is not to be made still tells its norm. */
+/* Norm, judgement and update: every rank has the same loss and norm, and judges alike. An update that is not to be made still
+ * tells its norm. */
 static update_end decide(trainer *t, train_report *report)
 {
     const train_options *options = t->options;
@@ -146,25 +221,18 @@ static update_end decide(trainer *t, train_report *report)
 /* One update. Skipped or stopped, model and optimizer are what they were. */
 static update_end update(trainer *t, train_report *report)
 {
-    const int64_t parts = t->options->accumulate;
     const double start = evaluate_seconds();
     report->lr = schedule_lr(&t->options->schedule, t->o->step);
-    report->loss = 0;
-    if (!model_zero_grad(t->m))
+    if (!compute_gradient(t) || !join_losses(t, &report->loss))
         return UPDATE_FAILED;
-    for (int64_t part = 0; part < parts; ++part) {
-        double loss = NAN;
-        if (!run_part(t, part, &loss))
-            return UPDATE_FAILED;
-        report->loss += loss / (double)parts;
-    }
     const update_end end = decide(t, report);
     report->skipped = end == UPDATE_SKIPPED;
     if (report->skipped)
         optimizer_skip(t->o);
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
-    report->tokens_per_s = (double)(t->options->batch * t->options->seq * parts) * 1e3 / report->ms;
+    report->tokens_per_s =
+        (double)(t->options->batch * t->options->seq * t->options->accumulate * t->ranks->groups) * 1e3 / report->ms;
     report->flops_per_s = report->tokens_per_s * flops_per_token(&t->m->config, t->options->seq, t->options->attention);
     report->mem_bytes = t->mem_bytes;
     return end;
@@ -183,11 +251,32 @@ static bool measure(trainer *t, train_report *report)
     int64_t most;
     if (__builtin_mul_overflow(options->batch * options->seq, options->eval_batches, &most))
         most = 0; /* all there are */
-    if (!evaluate(t->val_step, &t->val, options->batch, options->seq, most, &result))
+    if (!evaluate(t->val_step, t->ranks, &t->val, options->batch, options->seq, most, &result))
         return false;
     report->has_val = true;
     report->val_loss = result.loss;
     return true;
+}
+
+/* Ranks that have come to differ would go on unnoticed: each trains well. */
+static bool check_ranks(trainer *t)
+{
+    const size_t bytes = (size_t)t->m->size * sizeof(float);
+    sha256 hash;
+    char digest[65];
+    bool same;
+    const void *data = device_look(t->m->device, t->m->data, bytes);
+    if (!data)
+        return false;
+    sha256_begin(&hash);
+    sha256_add(&hash, data, bytes);
+    sha256_end(&hash, digest);
+    device_look_end(t->m->device, data);
+    if (!ranks_agree(t->ranks, digest, 64, &same))
+        return false;
+    return same ||
+           train_fail_as(TRAIN_ERROR_WORK, "rank %d: after step %lld the ranks' parameters differ: here their SHA-256 is %s",
+                         t->ranks->rank, (long long)t->o->step, digest);
 }
 
 static checkpoint_state state_at(const trainer *t, data_position position)
@@ -203,17 +292,36 @@ static checkpoint_state state_at(const trainer *t, data_position position)
 static bool save(trainer *t)
 {
     checkpoint_state state = state_at(t, t->reader.position);
-    return checkpoint_save(t->options->out, t->m, t->o, &state);
+    return optimizer_gather(t->o) && (t->ranks->rank != 0 || checkpoint_save(t->options->out, t->m, t->o, &state));
+}
+
+/* The micro-batches of all ranks, from `position` on: as many as one rank that does all of them has. */
+static saved_batch whole_batch(trainer *t, data_position position)
+{
+    const int64_t parts = t->options->accumulate * t->ranks->groups;
+    saved_batch whole = saved_batch_room(parts, t->options->batch, t->options->seq);
+    t->reader.position = position;
+    for (int64_t part = 0; part < parts; ++part)
+        read_part(t, &whole, part);
+    return whole;
 }
 
 /* The guard stopped the update whose batch was at `position`. Keeps the reason as train_error(). */
 static train_result stop_at(trainer *t, data_position position, const train_report *report)
 {
+    const train_options *options = t->options;
     checkpoint_state state = state_at(t, position);
+    bool saved = true;
+    if (options->out && !optimizer_gather(t->o))
+        return TRAIN_FAILED;
+    if (options->out && t->ranks->rank == 0) {
+        saved_batch whole = options->replay ? t->batch : whole_batch(t, position);
+        saved = loop_stop_save(options->out, t->m, t->o, &state, &whole, report->loss, report->grad_norm);
+        if (!options->replay)
+            saved_batch_free(&whole);
+    }
     t->reader.position = position;
-    return !t->options->out || loop_stop_save(t->options->out, t->m, t->o, &state, &t->batch, report->loss, report->grad_norm)
-               ? TRAIN_DIVERGED
-               : TRAIN_FAILED;
+    return saved ? TRAIN_DIVERGED : TRAIN_FAILED;
 }
 
 typedef struct collected {
@@ -262,10 +370,13 @@ static void estimate(trainer *t, train_report *report)
 static train_result run_steps(trainer *t)
 {
     const train_options *options = t->options;
-    bool stopped = false, saved = false; /* saved: the state at hand is in options->out */
-    if (options->started)
+    const bool speaks = t->ranks->rank == 0;
+    bool saved = false; /* the state at hand is in options->out */
+    if (options->started && speaks)
         options->started(options->user);
-    while (t->o->step < options->schedule.steps && !stopped) {
+    if (options->check_every > 0 && !check_ranks(t))
+        return TRAIN_FAILED;
+    while (t->o->step < options->schedule.steps && !t->stop) {
         train_report report = {0};
         const data_position before = t->reader.position;
         const update_end end = update(t, &report);
@@ -277,20 +388,23 @@ static train_result run_steps(trainer *t)
         if (due(t, options->eval_every, true) && !measure(t, &report))
             return TRAIN_FAILED;
         estimate(t, &report);
-        if (options->report)
+        if (options->report && speaks)
             options->report(options->user, &report);
-        if (due(t, options->sample_every, true) && !sample(t))
+        if (due(t, options->check_every, true) && !check_ranks(t))
+            return TRAIN_FAILED;
+        if (speaks && due(t, options->sample_every, true) && !sample(t))
             return TRAIN_FAILED;
         if (options->out && due(t, options->save_every, false)) {
             if (!save(t))
                 return TRAIN_FAILED;
             saved = true;
         }
-        stopped = options->stop && atomic_load(options->stop);
+        if (t->ranks->size == 1)
+            t->stop = options->stop && atomic_load(options->stop);
     }
     if (options->out && !saved && !save(t))
         return TRAIN_FAILED;
-    return stopped ? TRAIN_STOPPED : TRAIN_DONE;
+    return t->stop ? TRAIN_STOPPED : TRAIN_DONE;
 }
 
 train_result train_run(model *m, optimizer *o, const runtime *r, const dataset *d, data_position *position,

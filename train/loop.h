@@ -1,5 +1,8 @@
 /*
  * The training loop: batches in, updates out, with evaluation, samples and checkpoints at their intervals.
+ *
+ * Ranks (runtime.h) each run it, with the same options, and take their parts of every update (gradients.h) and evaluation. Rank
+ * 0 reports, samples and saves.
  */
 #ifndef TRAIN_LOOP_H
 #define TRAIN_LOOP_H
@@ -8,6 +11,7 @@
 
 #include "checkpoint.h"
 #include "data.h"
+#include "gradients.h"
 #include "guard.h"
 #include "model.h"
 #include "optimizer.h"
@@ -27,7 +31,7 @@ typedef struct train_report {
 } train_report;
 
 typedef struct train_options {
-    int64_t batch, seq, accumulate; /* windows per micro-batch, their length, micro-batches per update */
+    int64_t batch, seq, accumulate; /* windows per micro-batch, their length, micro-batches per update on each rank */
     lr_schedule schedule;
     uint64_t seed;
     attention_path attention;
@@ -40,6 +44,7 @@ typedef struct train_options {
     int64_t eval_every, eval_batches;    /* 0: never; batches 0: all of the validation tokens */
     int64_t sample_every, sample_tokens; /* 0: never */
     int64_t save_every;                  /* 0: only at the end */
+    int64_t check_every;                 /* the ranks' parameters are compared every so many steps and at the end; 0: never */
     const char *out;                     /* checkpoint folder; NULL: none */
     const char *configuration;           /* JSON object for state.json */
     const atomic_int *stop;              /* not 0: finish the step, save, return. May be NULL */

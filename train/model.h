@@ -101,7 +101,9 @@ bool model_zero_grad(model *m);
 
 /* ---------------------------------------------------------------------------------------------------------------- step */
 
-/* One forward (and backward) of a model on [batch, seq] tokens, recorded and planned once and replayed for every batch. */
+/* One forward (and backward) of a model on [batch, seq] tokens, recorded and planned once and replayed for every batch. Where
+ * ranks share sequences (ranks.h), all of a group take the same batch, and each computes its rows (ring.h): loss, targets,
+ * logits and the gradients are those of these rows. */
 typedef struct model_step model_step;
 
 typedef struct step_options {
@@ -110,6 +112,10 @@ typedef struct step_options {
     bool backward;  /* false: forward only, with far less memory */
     bool recompute; /* whole layers are computed again in backward instead of kept */
     double dropout; /* of residual branches and of attention's probabilities; 0: none, as evaluation wants it */
+    /* Not NULL: called within step_backward() when the gradients of a layer's parameters, and of all behind it but a tied head,
+     * are on their way: from the last layer to the first. False, with train_error() set: it failed. */
+    bool (*layer_done)(void *user, int layer);
+    void *user;
 } step_options;
 
 typedef struct step_memory {     /* bytes */

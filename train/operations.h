@@ -148,14 +148,15 @@ typedef struct update_piece {
 
 /* optimizer.c: the norm of the gradients, and AdamW. */
 typedef struct update_call {
-    int64_t count;
+    int64_t count;              /* grad_norm: of all pieces; else of those that are worked on */
     const update_piece *pieces; /* [count] */
     const float *grad;
     double *squares;     /* [count]: each piece's sum of squares */
     double *norm;        /* read by the update */
     double *shared_norm; /* the same, for the host */
     double limit;        /* an update whose norm is not finite, or more, changes nothing; NaN: any norm will do */
-    float *data, *m, *v;
+    float *data, *m, *v; /* number i has its moments at i - moments_first */
+    int64_t moments_first;
     void *rounded;                              /* the parameters in bf16, which the update writes too; NULL: none */
     double clip;                                /* the most that the norm may be; 0: any */
     float decay, beta1, beta2, step, root, eps; /* root: 1/sqrt(1 - beta2^t) */

@@ -199,6 +199,13 @@ static bool open_contexts(runtime *r, const runtime_options *o, int *threads)
     return true;
 }
 
+static bool open_ranks(runtime *r, const runtime_options *o)
+{
+    const ranks_place alone = {.size = 1};
+    r->ranks = ranks_open(o->place ? o->place : &alone, r->device);
+    return r->ranks != NULL;
+}
+
 bool runtime_open(runtime *r, const runtime_options *o)
 {
     int threads;
@@ -207,7 +214,7 @@ bool runtime_open(runtime *r, const runtime_options *o)
         return train_fail("threads must be 0 .. 1024, not %d", o->threads);
     if (!processor_fits())
         return false;
-    if (!open_device(r, o) || !open_contexts(r, o, &threads)) {
+    if (!open_device(r, o) || !open_contexts(r, o, &threads) || !open_ranks(r, o)) {
         runtime_close(r);
         return false;
     }
@@ -222,6 +229,7 @@ void runtime_close(runtime *r)
     fattn_context_destroy(r->flash);
     fattn_context_destroy(r->composed);
     sleepers_stop(r->sleepers);
+    ranks_close(r->ranks, 0);
     device_close(r->device);
     memset(r, 0, sizeof *r);
 }

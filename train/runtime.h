@@ -15,7 +15,7 @@
 #ifndef TRAIN_RUNTIME_H
 #define TRAIN_RUNTIME_H
 
-#include "device.h"
+#include "ranks.h"
 
 typedef struct runtime {
     device *device;
@@ -25,18 +25,21 @@ typedef struct runtime {
     fattn_context
         *composed; /* the baseline: the kernel `composed` of the device; on the CPU `ref` if the library was built without it */
     bool composed_widens;      /* composed computes in f32 only, and is given floats in place of bf16 */
+    ranks *ranks;              /* of which this process is one; alone, if nothing else was asked for */
     struct sleepers *sleepers; /* the threads that exist only to be counted; NULL: none */
 } runtime;
 
 typedef struct runtime_options {
     int threads; /* 0: as many as the process may use; OMP_THREAD_LIMIT can make it fewer, OMP_NUM_THREADS does not count */
-    fattn_device device; /* FATTN_DEVICE_CPU or FATTN_DEVICE_CUDA */
-    int32_t index;       /* which GPU */
-    number_type type;    /* as above */
+    fattn_device device;      /* FATTN_DEVICE_CPU or FATTN_DEVICE_CUDA */
+    int32_t index;            /* which GPU */
+    number_type type;         /* as above */
+    const ranks_place *place; /* which rank this process is; NULL: the only one */
 } runtime_options;
 
 /* False, with train_error() set, if it cannot be. */
 bool runtime_open(runtime *r, const runtime_options *options);
+/* Ranks with code 0, unless they were closed before and r->ranks is NULL. */
 void runtime_close(runtime *r);
 
 /* What a call of the attention library came to: true for FATTN_OK, else false, with train_error() set. The kind is

@@ -4,6 +4,7 @@
 #include "error.h"
 #include "layers/layers.h"
 #include "model.h"
+#include "ring.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +12,14 @@
 struct model_step {
     model *m;
     step_options options;
+    ranks *ring;  /* whose shards have the other rows; NULL: all are here */
+    int64_t seq;  /* rows of a sequence that are here */
     int64_t rows; /* batch * seq */
     tape *t;
-    int32_t *tokens, *targets; /* [rows] each, of the device: copies that the tape's nodes read */
-    tensor *logits;            /* [rows, vocab] */
+    int32_t *tokens, *targets;  /* [rows] each, of the device: copies that the tape's nodes read */
+    int32_t *picked;            /* [2][rows], of the host: tokens and targets of the rows that are here; NULL if all are */
+    float *rope_cos, *rope_sin; /* [seq, head_dim / 2]: the model's, for the rows that are here */
+    tensor *logits;             /* [rows, vocab] */
     loss_state loss;
     uint64_t seed, places; /* of dropout: what it draws, and how many places were recorded */
 };
@@ -38,8 +43,8 @@ static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, 
 {
     const model_config *c = &s->m->config;
     int64_t q_cols = c->heads * c->head_dim, kv_cols = c->heads_kv * c->head_dim;
-    rotation rotate_q = {s->m->rope_cos, s->m->rope_sin, c->heads, c->head_dim, s->options.seq};
-    rotation rotate_k = {s->m->rope_cos, s->m->rope_sin, c->heads_kv, c->head_dim, s->options.seq};
+    rotation rotate_q = {s->rope_cos, s->rope_sin, c->heads, c->head_dim, s->seq};
+    rotation rotate_k = {s->rope_cos, s->rope_sin, c->heads_kv, c->head_dim, s->seq};
     tensor *n = layer_rmsnorm(s->t, x, l->input_norm, c->rms_eps);
     tensor *qkv = layer_linear(s->t, n, &l->qkv); /* [rows, q_cols + 2 kv_cols] */
     tensor *q = tape_columns(s->t, qkv, 0, q_cols);
@@ -63,8 +68,9 @@ static tensor *record_mlp(model_step *s, const model_layer *l, tensor *x)
 static void record(model_step *s, const runtime *r)
 {
     const model_config *c = &s->m->config;
-    attention a = attention_problem(r, s->options.attention, s->options.batch, c->heads, c->heads_kv, s->options.seq,
-                                    s->options.seq, c->head_dim);
+    attention a =
+        attention_problem(r, s->options.attention, s->options.batch, c->heads, c->heads_kv, s->seq, s->seq, c->head_dim);
+    a.ring = s->ring;
     tensor *x = layer_embedding(s->t, s->tokens, s->rows, &s->m->embed); /* [rows, hidden] */
     for (int64_t i = 0; i < c->layers; i++) {
         tape_begin_segment(s->t);
@@ -106,6 +112,59 @@ static bool check_options(const model *m, const step_options *o)
     return true;
 }
 
+/* Each row's angles, where rows are not at the position of their number. */
+static bool pick_angles(model_step *s)
+{
+    const model *m = s->m;
+    device *d = m->device;
+    const int64_t half = m->config.head_dim / 2;
+    const size_t row = (size_t)half * sizeof(float), bytes = (size_t)s->seq * row;
+    const float *tables[] = {m->rope_cos, m->rope_sin};
+    float **picked[] = {&s->rope_cos, &s->rope_sin};
+    float *rows = malloc(bytes);
+    bool good = rows != NULL;
+    for (int i = 0; i < 2 && good; i++) {
+        const float *table = device_look(d, tables[i], (size_t)m->config.max_seq * row);
+        *picked[i] = d->run->allocate(d, bytes);
+        good = table && *picked[i];
+        for (int64_t at = 0; good && at < s->seq; at++)
+            memcpy(rows + at * half, table + ring_position(s->ring, s->seq, at) * half, row);
+        good = good && d->run->put(d, *picked[i], rows, bytes);
+        device_look_end(d, table);
+    }
+    free(rows);
+    return good || train_fail_as(TRAIN_ERROR_WORK, "no memory for the angles of %" PRId64 " positions", s->seq);
+}
+
+/* Which rows are here. */
+static bool place_rows(model_step *s, const runtime *r)
+{
+    s->seq = s->options.seq;
+    s->rope_cos = s->m->rope_cos;
+    s->rope_sin = s->m->rope_sin;
+    if (r->ranks->shards > 1) {
+        s->ring = r->ranks;
+        s->rope_cos = s->rope_sin = NULL;
+        s->seq = ring_rows(s->ring, s->options.seq);
+    }
+    s->rows = s->options.batch * s->seq;
+    if (!s->seq || (s->ring && !pick_angles(s)))
+        return false;
+    s->picked = s->ring ? malloc(2 * (size_t)s->rows * sizeof *s->picked) : NULL;
+    return !s->ring || s->picked || train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
+}
+
+static bool make_inputs(model_step *s, const runtime *r)
+{
+    device *d = s->m->device;
+    s->tokens = d->run->allocate(d, (size_t)s->rows * sizeof *s->tokens);
+    s->targets = d->run->allocate(d, (size_t)s->rows * sizeof *s->targets);
+    s->loss = (loss_state){.targets = s->targets, .loss = d->run->allocate_shared(d, sizeof *s->loss.loss)};
+    s->t = tape_create(d, r->type);
+    return (s->tokens && s->targets && s->loss.loss && s->t) ||
+           train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
+}
+
 model_step *step_create(model *m, const runtime *r, const step_options *options)
 {
     if (!check_options(m, options) || (options->backward && !model_need_grad(m)))
@@ -113,18 +172,17 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
     model_step *s = train_calloc(1, sizeof *s);
     if (!s)
         return NULL;
-    device *d = m->device;
     s->m = m;
     s->options = *options;
-    s->rows = options->batch * options->seq;
-    s->tokens = d->run->allocate(d, (size_t)s->rows * sizeof *s->tokens);
-    s->targets = d->run->allocate(d, (size_t)s->rows * sizeof *s->targets);
-    s->loss = (loss_state){.targets = s->targets, .loss = d->run->allocate_shared(d, sizeof *s->loss.loss)};
-    s->t = tape_create(d, r->type);
-    bool ready = s->tokens && s->targets && s->loss.loss && s->t;
+    bool ready = place_rows(s, r) && make_inputs(s, r);
     if (ready) {
         record(s, r);
-        ready = tape_plan(s->t, &(tape_options){.backward = options->backward, .recompute = options->recompute});
+        /* What ranks tell each other is not noted down. */
+        ready = tape_plan(s->t, &(tape_options){.backward = options->backward,
+                                                .recompute = options->recompute,
+                                                .segment_done = options->layer_done,
+                                                .user = options->user,
+                                                .one_by_one = s->ring != NULL});
     }
     if (ready)
         return s;
@@ -142,7 +200,19 @@ void step_free(model_step *s)
     d->run->release(d, s->tokens);
     d->run->release(d, s->targets);
     d->run->release_shared(d, s->loss.loss);
+    if (s->ring) {
+        d->run->release(d, s->rope_cos);
+        d->run->release(d, s->rope_sin);
+    }
+    free(s->picked);
     free(s);
+}
+
+/* The rows of [batch, whole sequence] that are here. */
+static void pick(const model_step *s, int32_t *picked, const int32_t *all)
+{
+    for (int64_t row = 0; row < s->rows; row++)
+        picked[row] = all[row / s->seq * s->options.seq + ring_position(s->ring, s->seq, row % s->seq)];
 }
 
 static bool in_range(const char *what, const int32_t *values, int64_t count, int32_t least, int64_t end)
@@ -170,11 +240,19 @@ static void forget_noted(model_step *s)
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
 {
     device *d = s->m->device;
+    const int64_t whole = s->options.batch * s->options.seq;
     size_t bytes = (size_t)s->rows * sizeof *tokens;
-    if (!in_range("token", tokens, s->rows, 0, s->m->config.vocab))
+    if (!in_range("token", tokens, whole, 0, s->m->config.vocab))
         return false;
-    if (targets && !in_range("target", targets, s->rows, -1, s->m->config.vocab))
+    if (targets && !in_range("target", targets, whole, -1, s->m->config.vocab))
         return false;
+    if (s->ring) {
+        pick(s, s->picked, tokens);
+        tokens = s->picked;
+        if (targets)
+            pick(s, s->picked + s->rows, targets);
+        targets = targets ? s->picked + s->rows : NULL;
+    }
     const int64_t counted = count_targets(targets, s->rows);
     if (counted != s->loss.counted)
         forget_noted(s);

@@ -24,6 +24,14 @@ typedef struct call {
     void *workspace;
 } call;
 
+/* Calls that a device notes down and repeats as a whole: forward, and backward up to where somebody wants to know. */
+typedef struct part {
+    int first, end;
+    int segment; /* whose backward ends with this part; -1: none */
+    bool ran;    /* since tape_changed */
+    void *noted; /* the device's; NULL: nothing yet */
+} part;
+
 struct tape {
     device *device;
     number_type type;
@@ -34,12 +42,12 @@ struct tape {
     call *calls;
     int call_count, first_backward;
     memory_plan memory;
-    int segments;   /* begun so far */
-    int segment;    /* being recorded; -1: none */
-    bool recompute; /* as planned */
+    int segments; /* begun so far */
+    int segment;  /* being recorded; -1: none */
     bool failed;
-    bool ran[TAPE_DIRECTIONS];    /* since tape_changed */
-    void *noted[TAPE_DIRECTIONS]; /* the device's; NULL: nothing yet */
+    part *parts; /* parts[0] is forward */
+    int part_count;
+    tape_options options;
     node scrap_node;
     tensor scrap_tensor;
     unsigned char scrap_state[NODE_STATE];
@@ -71,6 +79,7 @@ void tape_free(tape *t)
     free(t->nodes);
     free(t->tensors);
     free(t->calls);
+    free(t->parts);
     memory_free(&t->memory);
     free(t);
 }
@@ -198,12 +207,12 @@ static void find_uses(tape *t)
 static bool remade(const tape *t, const tensor *x)
 {
     const tensor *w = x->whole;
-    return t->recompute && w->writer && w->writer->segment >= 0 && w->read && !w->leaves_segment && !w->kept;
+    return t->options.recompute && w->writer && w->writer->segment >= 0 && w->read && !w->leaves_segment && !w->kept;
 }
 
 static bool saved_again(const tape *t, const node *n)
 {
-    return t->recompute && n->segment >= 0;
+    return t->options.recompute && n->segment >= 0;
 }
 
 /* Does the second run need x: does a backward call of its segment read it, or a forward call that runs again? */
@@ -245,7 +254,7 @@ static bool list_calls(tape *t, bool backward)
     int redone = -1;
     for (int i = t->node_count - 1; i >= 0 && backward; i--) {
         int segment = t->nodes[i]->segment;
-        if (t->recompute && segment >= 0 && segment != redone) {
+        if (t->options.recompute && segment >= 0 && segment != redone) {
             for (int j = 0; j <= i; j++)
                 if (t->nodes[j]->segment == segment && t->nodes[j]->again)
                     add_call(t, t->nodes[j], false, 1);
@@ -253,6 +262,29 @@ static bool list_calls(tape *t, bool backward)
         }
         add_call(t, t->nodes[i], true, 1);
     }
+    return true;
+}
+
+static void end_part(tape *t, int end, int segment)
+{
+    const int first = t->part_count ? t->parts[t->part_count - 1].end : 0;
+    if (end > first || segment >= 0 || t->part_count == 0)
+        t->parts[t->part_count++] = (part){.first = first, .end = end, .segment = segment};
+}
+
+/* A segment's backward calls stand together, the last of them is that of its first node. */
+static bool list_parts(tape *t)
+{
+    t->parts = calloc((size_t)t->segments + 2, sizeof *t->parts);
+    if (!t->parts)
+        return train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
+    end_part(t, t->first_backward, -1);
+    for (int i = t->first_backward; i < t->call_count && t->options.segment_done; i++) {
+        const int segment = t->calls[i].n->segment;
+        if (segment >= 0 && (i + 1 == t->call_count || t->calls[i + 1].n->segment != segment))
+            end_part(t, i + 1, segment);
+    }
+    end_part(t, t->call_count, -1);
     return true;
 }
 
@@ -401,10 +433,11 @@ bool tape_plan(tape *t, const tape_options *options)
     if (t->failed)
         return false;
     assert(!t->calls && t->segment == -1);
-    t->recompute = options->backward && options->recompute;
+    t->options = *options;
+    t->options.recompute = options->backward && options->recompute;
     find_uses(t);
     find_again(t);
-    if (!list_calls(t, options->backward))
+    if (!list_calls(t, options->backward) || !list_parts(t))
         return false;
     add_value_buffers(t);
     add_gradient_buffers(t);
@@ -422,9 +455,9 @@ bool tape_plan(tape *t, const tape_options *options)
 
 /* --------------------------------------------------------------------------------------------------------------- replay */
 
-static bool replay(tape *t, int first, int end)
+static bool run(tape *t, const part *p)
 {
-    for (int i = first; i < end; i++) {
+    for (int i = p->first; i < p->end; i++) {
         const call *c = &t->calls[i];
         c->n->workspace = c->workspace;
         if (!(c->backward ? c->n->backward(c->n) : c->n->forward(c->n)))
@@ -433,47 +466,53 @@ static bool replay(tape *t, int first, int end)
     return true;
 }
 
-static bool run(tape *t, tape_direction way)
-{
-    return way == TAPE_FORWARD ? replay(t, 0, t->first_backward) : replay(t, t->first_backward, t->call_count);
-}
-
-static bool note(tape *t, tape_direction way)
+static bool note(tape *t, part *p)
 {
     const device_table *d = t->device->run;
     if (!d->note_begin(t->device))
         return false;
-    t->noted[way] = d->note_end(t->device, run(t, way));
-    return t->noted[way] != NULL;
+    p->noted = d->note_end(t->device, run(t, p));
+    return p->noted != NULL;
 }
 
 /* The first time the calls are done one by one: noting costs more than that, and what a library sets up when it is first used
  * may not be noted. */
-static bool run_or_replay(tape *t, tape_direction way)
+static bool run_or_replay(tape *t, part *p)
 {
-    if (!t->ran[way] || !t->device->run->note_begin) {
-        t->ran[way] = true;
-        return run(t, way);
+    if (!p->ran || t->options.one_by_one || !t->device->run->note_begin) {
+        p->ran = true;
+        return run(t, p);
     }
-    return (t->noted[way] || note(t, way)) && t->device->run->replay(t->device, t->noted[way]);
+    return (p->noted || note(t, p)) && t->device->run->replay(t->device, p->noted);
 }
 
 bool tape_forward(tape *t)
 {
-    return run_or_replay(t, TAPE_FORWARD);
+    return run_or_replay(t, &t->parts[0]);
 }
 
 bool tape_backward(tape *t)
 {
-    return run_or_replay(t, TAPE_BACKWARD);
+    const tape_options *o = &t->options;
+    for (int i = 1; i < t->part_count; i++) {
+        part *p = &t->parts[i];
+        if ((p->end > p->first && !run_or_replay(t, p)) || (p->segment >= 0 && !o->segment_done(o->user, p->segment)))
+            return false;
+    }
+    return true;
 }
 
 void tape_changed(tape *t, tape_direction way)
 {
-    if (t->noted[way])
-        t->device->run->forget(t->device, t->noted[way]);
-    t->noted[way] = NULL;
-    t->ran[way] = false;
+    for (int i = 0; i < t->part_count; i++) {
+        part *p = &t->parts[i];
+        if ((i == 0) != (way == TAPE_FORWARD))
+            continue;
+        if (p->noted)
+            t->device->run->forget(t->device, p->noted);
+        p->noted = NULL;
+        p->ran = false;
+    }
 }
 
 const memory_plan *tape_memory(const tape *t)

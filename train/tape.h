@@ -80,6 +80,10 @@ void tape_end_segment(tape *t);
 typedef struct tape_options {
     bool backward;  /* false: forward only, and buffers are reused as soon as forward has read them */
     bool recompute; /* run segments again in backward instead of keeping their inner tensors */
+    /* Not NULL: called within tape_backward() when the calls of a segment's backward are on their way. False: it failed. */
+    bool (*segment_done)(void *user, int segment);
+    void *user;
+    bool one_by_one; /* never noted down: some node's work cannot be */
 } tape_options;
 
 bool tape_plan(tape *t, const tape_options *options);

@@ -166,6 +166,28 @@ static void test_reader_continues(void **state)
     data_close(d);
 }
 
+/* Leaving windows out comes to where reading them does, over the ends of epochs too. */
+static void test_reader_skips(void **state)
+{
+    (void)state;
+    enum { SEQ = 32, MOST = 100 };
+    dataset *d = world_data(40);
+    data_tokens train = data_split(d, WORLD_TRAIN);
+    int32_t tokens[SEQ], targets[SEQ];
+    for (int count = 0; count <= MOST; ++count) {
+        data_reader reads, skips;
+        require(data_reader_init(&reads, &train, SEQ, 9, "data"));
+        require(data_reader_init(&skips, &train, SEQ, 9, "data"));
+        for (int i = 0; i < count; ++i)
+            data_reader_next(&reads, 1, tokens, targets);
+        data_reader_skip(&skips, count);
+        assert_int_equal(skips.position.epoch, reads.position.epoch);
+        assert_int_equal(skips.position.window, reads.position.window);
+        assert_true(count < MOST || reads.position.epoch > 1);
+    }
+    data_close(d);
+}
+
 /* The windows for measuring predict every token but the first, once. */
 static void test_measuring_windows(void **state)
 {
@@ -295,11 +317,10 @@ static void test_bad_sources(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_world_is_fixed),   cmocka_unit_test(test_world_seeds),
-        cmocka_unit_test(test_world_splits),     cmocka_unit_test(test_reader_covers),
-        cmocka_unit_test(test_reader_continues), cmocka_unit_test(test_measuring_windows),
-        cmocka_unit_test(test_text_file),        cmocka_unit_test(test_folder),
-        cmocka_unit_test(test_token_files),      cmocka_unit_test(test_bad_sources),
+        cmocka_unit_test(test_world_is_fixed),    cmocka_unit_test(test_world_seeds),      cmocka_unit_test(test_world_splits),
+        cmocka_unit_test(test_reader_covers),     cmocka_unit_test(test_reader_continues), cmocka_unit_test(test_reader_skips),
+        cmocka_unit_test(test_measuring_windows), cmocka_unit_test(test_text_file),        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_token_files),       cmocka_unit_test(test_bad_sources),
     };
     return cmocka_run_group_tests_name("data", tests, NULL, NULL);
 }

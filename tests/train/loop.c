@@ -321,12 +321,12 @@ static void test_evaluate(void **state)
         model_step *step =
             step_create(m, test_runtime(), &(step_options){.batch = batch, .seq = SEQ, .attention = path_of(paths[i % 4])});
         require(step);
-        require(evaluate(step, &val, batch, SEQ, 0, &result));
+        require(evaluate(step, test_runtime()->ranks, &val, batch, SEQ, 0, &result));
         assert_int_equal(result.tokens, val.count - 1);
         if (i == 0)
             first = result;
         check_error(paths[i % 4], fabs(result.loss - first.loss), 1e-6);
-        require(evaluate(step, &val, batch, SEQ, 50, &result));
+        require(evaluate(step, test_runtime()->ranks, &val, batch, SEQ, 50, &result));
         assert_int_equal(result.tokens, 50);
         step_free(step);
     }

@@ -23,6 +23,7 @@ bool cpu_swiglu_backward(device *d, const swiglu_call *c);
 bool cpu_cross_entropy_forward(device *d, const cross_entropy_call *c);
 bool cpu_cross_entropy_backward(device *d, const cross_entropy_call *c);
 bool cpu_merge(device *d, const merge_call *c);
+bool cpu_grad_squares(device *d, const update_call *c);
 bool cpu_grad_norm(device *d, const update_call *c);
 bool cpu_update(device *d, const update_call *c);
 

@@ -76,6 +76,7 @@ device *device_cpu(void)
                                        .cross_entropy_forward = cpu_cross_entropy_forward,
                                        .cross_entropy_backward = cpu_cross_entropy_backward,
                                        .merge = cpu_merge,
+                                       .grad_squares = cpu_grad_squares,
                                        .grad_norm = cpu_grad_norm,
                                        .update = cpu_update};
     static device cpu = {.run = &table, .kind = FATTN_DEVICE_CPU, .chunks = ROW_CHUNKS};

@@ -7,7 +7,7 @@
 #include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
 
-bool cpu_grad_norm(device *d, const update_call *c)
+bool cpu_grad_squares(device *d, const update_call *c)
 {
     (void)d;
 #pragma omp parallel for schedule(static)
@@ -19,7 +19,13 @@ bool cpu_grad_norm(device *d, const update_call *c)
             sum += (double)g[j] * (double)g[j];
         c->squares[i] = sum;
     }
+    return true;
+}
+
+bool cpu_grad_norm(device *d, const update_call *c)
+{
     double sum = 0.0;
+    (void)d;
     for (int64_t i = 0; i < c->count; i++)
         sum += c->squares[i];
     *c->norm = *c->shared_norm = sqrt(sum);
@@ -57,8 +63,9 @@ bool cpu_update(device *d, const update_call *c)
         return true;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < c->count; i++) {
-        int64_t at = c->pieces[i].offset;
-        advance(c->data + at, c->m + at, c->v + at, c->grad + at, c->pieces[i].count, f, c->pieces[i].decays ? f.decay : 1.0f);
+        int64_t at = c->pieces[i].offset, moment = at - c->moments_first;
+        advance(c->data + at, c->m + moment, c->v + moment, c->grad + at, c->pieces[i].count, f,
+                c->pieces[i].decays ? f.decay : 1.0f);
         if (c->rounded)
             write_numbers(c->rounded, NUMBER_BF16, at, c->pieces[i].count, c->data + at);
     }

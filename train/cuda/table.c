@@ -296,9 +296,14 @@ static bool merge(device *d, const merge_call *c)
     return launch_warps(d, K_merge_rows, c->batch * c->rows * c->heads, c);
 }
 
+static bool grad_squares(device *d, const update_call *c)
+{
+    return launch(d, K_grad_squares, c->count, c);
+}
+
 static bool grad_norm(device *d, const update_call *c)
 {
-    return launch(d, K_grad_squares, c->count, c) && launch(d, K_grad_norm, 1, c);
+    return launch(d, K_grad_norm, 1, c);
 }
 
 static bool update(device *d, const update_call *c)
@@ -365,6 +370,7 @@ static const device_table table = {.allocate = allocate,
                                    .cross_entropy_forward = cross_entropy_forward,
                                    .cross_entropy_backward = cross_entropy_backward,
                                    .merge = merge,
+                                   .grad_squares = grad_squares,
                                    .grad_norm = grad_norm,
                                    .update = update};
 

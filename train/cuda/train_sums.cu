@@ -146,7 +146,8 @@ template <int V> __device__ inline void update_piece_of(const update_call &c, co
     const float decay = p.decays ? c.decay : 1.0f;
     for (int64_t i = p.offset + threadIdx.x * V; i < p.offset + p.count; i += CUDA_THREADS * V) {
         const some<V> grad = load<V>(c.grad + i);
-        some<V> x = load<V>(c.data + i), m = load<V>(c.m + i), v = load<V>(c.v + i);
+        float *m_at = c.m + (i - c.moments_first), *v_at = c.v + (i - c.moments_first);
+        some<V> x = load<V>(c.data + i), m = load<V>(m_at), v = load<V>(v_at);
 #pragma unroll
         for (int n = 0; n < V; n++) {
             const float g = grad.x[n] * clip;
@@ -154,8 +155,8 @@ template <int V> __device__ inline void update_piece_of(const update_call &c, co
             v.x[n] = c.beta2 * v.x[n] + (1.0f - c.beta2) * g * g;
             x.x[n] = x.x[n] * decay - c.step * m.x[n] / (sqrtf(v.x[n]) * c.root + c.eps);
         }
-        store<V>(c.m + i, m);
-        store<V>(c.v + i, v);
+        store<V>(m_at, m);
+        store<V>(v_at, v);
         store<V>(c.data + i, x);
         if (c.rounded)
             store<V>((bf16 *)c.rounded + i, x);

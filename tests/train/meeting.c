@@ -1,0 +1,133 @@
+/* Ranks that meet by TCP, as processes: what they are told, strangers, ranks that leave in peace and others. */
+#include <arpa/inet.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support.h"
+#include "train/meeting.h"
+
+enum { RANKS = 3, PEACE = 0, LOST = 7, WRONG = 9 };
+
+static void on_lost(const char *why)
+{
+    _exit(strstr(why, "ended too early") ? LOST : WRONG);
+}
+
+static ranks_place place_of(int rank, int port)
+{
+    return (ranks_place){.rank = rank, .size = RANKS, .address = "127.0.0.1", .port = port, .lost = on_lost};
+}
+
+/* A port that was free a moment ago. */
+static int free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    socklen_t size = sizeof at;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &size), 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+/* Comes, is told, then waits for `seconds` and leaves. Rank 0 comes last. */
+static pid_t start_rank(int rank, int port, unsigned seconds)
+{
+    const pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    const ranks_place place = place_of(rank, port);
+    char told[8] = "unknown";
+    if (rank == 0) {
+        usleep(200000);
+        memcpy(told, "the id!", sizeof told);
+    }
+    meeting *m = meeting_open(&place, told, sizeof told);
+    if (!m || strcmp(told, "the id!") != 0)
+        _exit(WRONG);
+    sleep(seconds);
+    meeting_close(m, true);
+    _exit(PEACE);
+}
+
+static int end_of(pid_t pid)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+static void test_peace(void **state)
+{
+    pid_t pid[RANKS];
+    const int port = free_port();
+    (void)state;
+    for (int i = RANKS - 1; i >= 0; i--)
+        pid[i] = start_rank(i, port, i == 1 ? 0 : 1); /* the first to leave disturbs nobody */
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(end_of(pid[i]), PEACE);
+}
+
+static void check_killed(int killed)
+{
+    pid_t pid[RANKS];
+    const int port = free_port();
+    for (int i = RANKS - 1; i >= 0; i--)
+        pid[i] = start_rank(i, port, 20);
+    usleep(600000);
+    kill(pid[killed], SIGKILL);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(end_of(pid[i]), i == killed ? -SIGKILL : LOST);
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    check_killed(0);
+    check_killed(2);
+}
+
+/* Something else connects, says something else, and is not counted. */
+static void test_stranger(void **state)
+{
+    pid_t pid[RANKS];
+    const int port = free_port(), fd = socket(AF_INET, SOCK_STREAM, 0);
+    const struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    (void)state;
+    pid[0] = start_rank(0, port, 1);
+    usleep(300000);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(write(fd, "GET / HTTP/1.1\r\n\r\n", 18), 18);
+    for (int i = 1; i < RANKS; i++)
+        pid[i] = start_rank(i, port, 1);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(end_of(pid[i]), PEACE);
+    close(fd);
+}
+
+static void test_taken_port(void **state)
+{
+    const int port = free_port(), fd = socket(AF_INET, SOCK_STREAM, 0);
+    const struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    const ranks_place place = place_of(0, port);
+    char told[8] = "";
+    (void)state;
+    assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_null(meeting_open(&place, told, sizeof told));
+    assert_non_null(strstr(train_error(), "in use"));
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_peace), cmocka_unit_test(test_killed),
+                                       cmocka_unit_test(test_stranger), cmocka_unit_test(test_taken_port)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
