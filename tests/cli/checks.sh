@@ -49,3 +49,13 @@ finish() {
     echo "$failures failures"
     exit 1
 }
+
+# says WORD: the last command said it on standard error
+says() {
+    grep -q -e "$1" "$err" || complain "standard error does not say '$1'"
+}
+
+# same FILE FILE
+same() {
+    cmp -s "$1" "$2" || complain "$1 and $2 differ"
+}

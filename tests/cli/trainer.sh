@@ -9,15 +9,6 @@ OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
-# says WORD: the last command said it on standard error
-says() {
-    grep -q -e "$1" "$err" || complain "standard error does not say '$1'"
-}
-
-same() {
-    cmp -s "$1" "$2" || complain "$1 and $2 differ"
-}
-
 # wait_for COMMAND...: until it succeeds, twenty seconds at most
 wait_for() {
     tries=0

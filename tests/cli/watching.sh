@@ -9,14 +9,6 @@ OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
-says() {
-    grep -q -e "$1" "$err" || complain "standard error does not say '$1'"
-}
-
-same() {
-    cmp -s "$1" "$2" || complain "$1 and $2 differ"
-}
-
 shape='--hidden 16 --layers 1 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32'
 tiny="$shape --batch 2 --world-lines 100 --eval-every 0 --threads 1 --warmup 2 --peak 1"
 

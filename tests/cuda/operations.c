@@ -6,37 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/memory.h"
-#include "tests/train/support.h"
+#include "tests/cuda/trainers_gpu.h"
 #include "train/error.h"
-
-enum { TYPES = 2 };
-
-static runtime gpu[TYPES];
-
-static int open_gpu(void **state)
-{
-    char reason[300];
-    (void)state;
-    for (int type = 0; type < TYPES && gpu_count(reason, sizeof reason) > 0; type++)
-        require(runtime_open(&gpu[type], &(runtime_options){.device = FATTN_DEVICE_CUDA, .type = (number_type)type}));
-    return 0;
-}
-
-static int close_gpu(void **state)
-{
-    (void)state;
-    for (int type = 0; type < TYPES; type++)
-        if (gpu[type].device)
-            runtime_close(&gpu[type]);
-    return 0;
-}
-
-static void need_gpu(void)
-{
-    if (!gpu[0].device)
-        skip();
-}
 
 /* Memory of the GPU with these bytes. */
 static void *copy_there(const void *host, size_t bytes)

@@ -10,41 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/memory.h"
+#include "tests/cuda/trainers_gpu.h"
 #include "tests/train/folder.h"
-#include "tests/train/support.h"
 #include "train/checkpoint.h"
 #include "train/error.h"
 #include "train/optimizer.h"
 
-enum { TYPES = 2 };
-
 static const char *const type_names[TYPES] = {"f32", "bf16"};
-static runtime gpu[TYPES];
-
-static int open_gpu(void **state)
-{
-    char reason[300];
-    (void)state;
-    for (int type = 0; type < TYPES && gpu_count(reason, sizeof reason) > 0; type++)
-        require(runtime_open(&gpu[type], &(runtime_options){.device = FATTN_DEVICE_CUDA, .type = (number_type)type}));
-    return 0;
-}
-
-static int close_gpu(void **state)
-{
-    (void)state;
-    for (int type = 0; type < TYPES; type++)
-        if (gpu[type].device)
-            runtime_close(&gpu[type]);
-    return 0;
-}
-
-static void need_gpu(void)
-{
-    if (!gpu[0].device)
-        skip();
-}
 
 /* A plain shape, one that nothing divides, and one with rows and heads wider than kernels hold at once. */
 static const model_config configs[] = {{.vocab = 258,
