@@ -16,7 +16,7 @@
 #include "train_place.h"
 
 typedef struct eval_command {
-    const char *folder, *source;
+    const char *folder, *source, *tokenizer;
     int64_t world_seed, world_lines, batch, seq, max_tokens, threads;
     int split, device, dtype;
     option_texts attention;
@@ -36,6 +36,7 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
     const option_spec table[] = {
         {"model", "DIR", OPTION_TEXT, &c->folder, .help = "checkpoint folder"},
         {"data", "WHAT", OPTION_TEXT, &c->source, .help = "as for train; without it, what the model was trained on"},
+        {"tokenizer", "FILE", OPTION_TEXT, &c->tokenizer, .help = "likewise"},
         {"world-seed", "N", OPTION_INT, &c->world_seed, .high = 9e15, .help = "likewise"},
         {"world-lines", "N", OPTION_INT, &c->world_lines, .high = 1e8, .help = "likewise"},
         {"split", "NAME", OPTION_WORD, &c->split, .words = splits, .help = "which part of the data"},
@@ -82,9 +83,15 @@ static bool open_data(eval_command *c)
     if (!config_parse(c->state.configuration, strlen(c->state.configuration), c->folder, &run))
         return false;
     const char *source = c->source ? c->source : config_find(&run, "data");
-    data_options options = {source ? source : "world",
-                            (uint64_t)(c->world_seed >= 0 ? c->world_seed : recorded_number(&run, "world-seed", 1)),
-                            c->world_lines > 0 ? c->world_lines : recorded_number(&run, "world-lines", 20000)};
+    const char *fraction = config_find(&run, "val-fraction");
+    data_options options = {
+        .source = source ? source : "world",
+        .world_seed = (uint64_t)(c->world_seed >= 0 ? c->world_seed : recorded_number(&run, "world-seed", 1)),
+        .world_lines = c->world_lines > 0 ? c->world_lines : recorded_number(&run, "world-lines", 20000),
+        .tokenizer = c->tokenizer ? c->tokenizer : config_find(&run, "tokenizer"),
+        .eot = config_find(&run, "eot"),
+        .validation = c->source ? NULL : config_find(&run, "val"),
+        .val_fraction = fraction ? strtod(fraction, NULL) : 0};
     if (c->seq == 0)
         c->seq = recorded_number(&run, "seq", c->state.model.max_seq);
     c->d = data_open(&options);
@@ -96,8 +103,7 @@ static bool open_data(eval_command *c)
     }
     if (!c->d)
         return false;
-    return data_vocab(c->d) <= c->state.model.vocab || train_fail("vocab: the model has %lld tokens, the data %lld",
-                                                                  (long long)c->state.model.vocab, (long long)data_vocab(c->d));
+    return data_check(c->d, c->state.model.vocab, "the model");
 }
 
 static void print_result(eval_command *c, int index, const evaluation *e)

@@ -10,6 +10,7 @@
 #include "json_out.h"
 #include "options.h"
 #include "train/checkpoint.h"
+#include "train/config.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/text.h"
@@ -18,7 +19,7 @@
 #include "train_place.h"
 
 typedef struct generate_command {
-    const char *folder, *prompt, *prompt_ids, *stop, *attention;
+    const char *folder, *tokenizer, *prompt, *prompt_ids, *stop, *attention;
     int64_t tokens, threads, seed;
     int device, dtype;
     bool ids, json, greedy;
@@ -28,9 +29,10 @@ typedef struct generate_command {
     model *m;
     runtime r;
     decoder *d;
-    int32_t *input; /* the prompt's tokens */
-    int64_t input_count, capacity;
+    token_list input; /* the prompt */
+    int64_t capacity;
     text_buffer stop_text;
+    tokenizer *words;
 
     utf8_stream stream; /* the output */
     text_buffer output;
@@ -42,6 +44,7 @@ static const option_spec *make_table(generate_command *c, option_spec table[20])
 {
     const option_spec rows[] = {
         {"model", "DIR", OPTION_TEXT, &c->folder, .help = "checkpoint folder"},
+        {"tokenizer", "FILE", OPTION_TEXT, &c->tokenizer, .help = "tokenizer.json; without it, as the model was trained"},
         {"prompt", "TEXT", OPTION_TEXT, &c->prompt, .help = "what to continue; without it, the beginning of a line"},
         {"prompt-ids", "N,...", OPTION_TEXT, &c->prompt_ids, .help = "the same as token ids"},
         {"tokens", "N", OPTION_INT, &c->tokens, .low = 1, .high = 1e9, .help = "how many tokens at most"},
@@ -114,41 +117,56 @@ static bool check_options(generate_command *c, const option_set *set)
 
 static bool parse_ids(generate_command *c)
 {
-    c->input = text_alloc((strlen(c->prompt_ids) / 2 + 1) * sizeof *c->input);
     for (const char *p = c->prompt_ids;; ++p) {
         char *end;
         errno = 0;
         long id = strtol(p, &end, 10);
         if (end == p || errno || id < 0 || id >= c->state.model.vocab || (*end && *end != ','))
             return train_fail("--prompt-ids: '%.40s' is not a token id from 0 to %lld", p, (long long)c->state.model.vocab - 1);
-        c->input[c->input_count++] = (int32_t)id;
+        token_list_add(&c->input, (int32_t)id);
         if (!*end)
             return true;
         p = end;
     }
 }
 
+/* The one that was named, else that of the training run. */
+static bool open_tokenizer(generate_command *c)
+{
+    config_set run;
+    if (!config_parse(c->state.configuration, strlen(c->state.configuration), c->folder, &run))
+        return false;
+    c->words = tokenizer_open(c->tokenizer ? c->tokenizer : config_find(&run, "tokenizer"));
+    config_free(&run);
+    return c->words ||
+           (!c->tokenizer && train_fail("%.600s (the tokenizer of the training run; --tokenizer names another)", train_error()));
+}
+
 static bool make_prompt(generate_command *c)
 {
     if (c->prompt_ids)
         return parse_ids(c);
-    const char *prompt = c->prompt && *c->prompt ? c->prompt : "\n";
+    const char *prompt = c->prompt ? c->prompt : "";
     if (c->state.model.vocab < 256)
         return train_fail("--prompt: the model's vocabulary of %lld tokens does not hold all bytes (use --prompt-ids)",
                           (long long)c->state.model.vocab);
-    c->input_count = (int64_t)strlen(prompt);
-    c->input = text_alloc((size_t)c->input_count * sizeof *c->input);
-    tokenizer_encode(prompt, (size_t)c->input_count, c->input);
+    tokenizer_encode(c->words, prompt, strlen(prompt), true, &c->input);
+    if (c->input.count == 0)
+        token_list_add(&c->input, tokenizer_first(c->words));
+    for (size_t i = 0; i < c->input.count; ++i)
+        if (c->input.ids[i] >= c->state.model.vocab)
+            return train_fail("--prompt: the tokenizer gives token %d, but the model has %lld", c->input.ids[i],
+                              (long long)c->state.model.vocab);
     return true;
 }
 
 static bool check_length(generate_command *c)
 {
-    const int64_t most = c->state.model.max_seq;
-    if (c->input_count > most)
-        return train_fail("--prompt has %lld tokens, but the model's longest sequence is %lld", (long long)c->input_count,
+    const int64_t most = c->state.model.max_seq, count = (int64_t)c->input.count;
+    if (count > most)
+        return train_fail("--prompt has %lld tokens, but the model's longest sequence is %lld", (long long)count,
                           (long long)most);
-    c->capacity = c->tokens < most - c->input_count ? c->input_count + c->tokens : most;
+    c->capacity = c->tokens < most - count ? count + c->tokens : most;
     return true;
 }
 
@@ -157,15 +175,14 @@ static bool check_length(generate_command *c)
 static bool on_token(void *user, int32_t token)
 {
     generate_command *c = user;
-    char out[UTF8_STREAM_MAX];
-    size_t size = utf8_stream_add(&c->stream, token, out);
-    text_bytes(&c->output, out, size);
+    const size_t before = c->output.length;
+    utf8_stream_add(&c->stream, c->words, token, &c->output);
     if (c->made_count < c->capacity + 1)
         c->made[c->made_count++] = token;
     if (c->ids)
         printf("%s%d", c->made_count > 1 ? " " : "", token);
     else if (!c->json)
-        fwrite(out, 1, size, stdout);
+        fwrite(c->output.bytes + before, 1, c->output.length - before, stdout);
     if (!c->json)
         fflush(stdout);
     return true;
@@ -181,7 +198,7 @@ static void print_json(const generate_command *c, generate_end end, double secon
     for (int64_t i = 0; i < c->made_count; ++i)
         json_int(&json, NULL, c->made[i]);
     json_close(&json, ']');
-    json_int(&json, "prompt_tokens", c->input_count);
+    json_int(&json, "prompt_tokens", (int64_t)c->input.count);
     json_string(&json, "end", ends[end]);
     json_double(&json, "seconds", seconds);
     json_double(&json, "tokens_per_s", (double)c->made_count / seconds);
@@ -190,15 +207,14 @@ static void print_json(const generate_command *c, generate_end end, double secon
 
 static void finish_output(generate_command *c, generate_end end, double seconds)
 {
-    char out[UTF8_STREAM_MAX];
-    size_t size = utf8_stream_end(&c->stream, out);
-    text_bytes(&c->output, out, size);
+    const size_t before = c->output.length;
+    utf8_stream_end(&c->stream, &c->output);
     if (c->json)
         print_json(c, end, seconds);
     else if (c->ids)
         putchar('\n');
     else {
-        fwrite(out, 1, size, stdout);
+        fwrite(c->output.bytes + before, 1, c->output.length - before, stdout);
         if (c->output.length == 0 || c->output.bytes[c->output.length - 1] != '\n')
             putchar('\n');
     }
@@ -209,7 +225,7 @@ static void finish_output(generate_command *c, generate_end end, double seconds)
 
 static int run_command(generate_command *c)
 {
-    bool good = checkpoint_read_state(c->folder, &c->state) && make_prompt(c) && check_length(c) &&
+    bool good = checkpoint_read_state(c->folder, &c->state) && open_tokenizer(c) && make_prompt(c) && check_length(c) &&
                 (c->m = checkpoint_load_model(c->folder, &c->state));
     int code = good ? train_place_open(&c->r, c->device, c->dtype, c->threads, NULL) : CLI_OK;
     if (code != CLI_OK)
@@ -232,8 +248,8 @@ static int run_command(generate_command *c)
         fputs(c->prompt, stdout);
     const double start = evaluate_seconds();
     generate_end end =
-        generate(c->d, c->capacity, &s, c->input, c->input_count,
-                 &(generate_options){.tokens = c->tokens, .stop = c->stop_text.bytes, .token = on_token, .user = c});
+        generate(c->d, c->capacity, &s, c->input.ids, (int64_t)c->input.count,
+                 &(generate_options){.tokenizer = c->words, .tokens = c->tokens, .stop = c->stop_text.bytes, .token = on_token, .user = c});
     const double seconds = evaluate_seconds() - start;
     sampler_free(&s);
     if (end == GENERATE_FAILED) {
@@ -263,7 +279,8 @@ int cmd_generate(int argc, char **argv)
     checkpoint_state_free(&c.state);
     text_free(&c.stop_text);
     text_free(&c.output);
-    free(c.input);
+    token_list_free(&c.input);
+    tokenizer_close(c.words);
     free(c.made);
     return code;
 }

@@ -113,12 +113,14 @@ static void on_sample(void *user, int64_t at, const int32_t *tokens, int64_t cou
     train_command *c = user;
     FILE *file = c->quiet ? stderr : stdout;
     utf8_stream stream = {0};
-    char out[UTF8_STREAM_MAX];
+    text_buffer out = {0};
     cli_progress_end();
     fprintf(file, "--- sample at step %lld\n", (long long)at);
     for (int64_t i = 0; i < count; ++i)
-        fwrite(out, 1, utf8_stream_add(&stream, tokens[i], out), file);
-    fwrite(out, 1, utf8_stream_end(&stream, out), file);
+        utf8_stream_add(&stream, data_tokenizer(c->d), tokens[i], &out);
+    utf8_stream_end(&stream, &out);
+    fwrite(out.bytes, 1, out.length, file);
+    text_free(&out);
     fprintf(file, "\n---\n");
     fflush(file);
 }
@@ -174,7 +176,14 @@ static int wrong(void)
 static int open_data(train_command *c)
 {
     const train_settings *s = &c->s;
-    c->d = data_open(&(data_options){s->data, (uint64_t)s->world_seed, s->world_lines});
+    const data_options options = {.source = s->data,
+                                  .world_seed = (uint64_t)s->world_seed,
+                                  .world_lines = s->world_lines,
+                                  .tokenizer = s->tokenizer,
+                                  .eot = s->eot,
+                                  .validation = s->val,
+                                  .val_fraction = s->val_fraction};
+    c->d = data_open(&options);
     if (!c->d)
         return wrong();
     if (c->s.vocab == 0)

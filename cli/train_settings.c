@@ -24,6 +24,10 @@ static const struct {
 } noted[] = {{"data", other_data},
              {"world-seed", other_data},
              {"world-lines", other_data},
+             {"val", other_data},
+             {"val-fraction", other_data},
+             {"tokenizer", other_data},
+             {"eot", other_data},
              {"device", other_rounding},
              {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
@@ -48,7 +52,11 @@ static void make_table(train_settings *s)
 {
     const double most = 9e15;
     const option_spec table[] = {
-        {"data", "WHAT", OPTION_TEXT, &s->data, .help = "world, a text file, a folder of *.txt, or a *.bin of 16-bit tokens"},
+        {"data", "WHAT", OPTION_TEXT, &s->data, .help = "world, or a text, a *.bin or *.npy of tokens, a folder or pattern of them"},
+        {"val", "WHAT", OPTION_TEXT, &s->val, .help = "validate on this; else on *val* of several files, else on a part"},
+        {"val-fraction", "X", OPTION_DOUBLE, &s->val_fraction, .low = 1e-9, .high = 0.9, .help = "how large a part"},
+        {"tokenizer", "FILE", OPTION_TEXT, &s->tokenizer, .help = "of texts: a tokenizer.json of byte-level BPE, or bytes"},
+        {"eot", "TOKEN", OPTION_TEXT, &s->eot, .help = "what ends a text, by name or number; else the tokenizer's own"},
         {"world-seed", "N", OPTION_INT, &s->world_seed, .high = most, .help = "which world (with --data world)"},
         {"world-lines", "N", OPTION_INT, &s->world_lines, .low = 10, .high = 1e8, .help = "lines of it to train on"},
         {"preset", "NAME", OPTION_TEXT, &s->preset, .help = "tiny or small: sets the numbers below that have no option here"},
@@ -123,6 +131,8 @@ static void set_defaults(train_settings *s)
 {
     const optimizer_options adam = optimizer_defaults();
     s->data = "world";
+    s->tokenizer = "bytes";
+    s->val_fraction = 0.1;
     s->preset = "tiny";
     s->attention = "composed";
     s->world_seed = 1;
@@ -241,6 +251,14 @@ static bool is_utf8(const char *text)
     return true;
 }
 
+static bool check_utf8(const char *option, const char *text)
+{
+    if (!text || is_utf8(text))
+        return true;
+    cli_error("--%s: '%s' is not UTF-8, and state.json could not hold it", option, text);
+    return false;
+}
+
 /* Values that each option allows, but not together, or not yet. */
 static bool check_settled(const train_settings *s)
 {
@@ -249,10 +267,9 @@ static bool check_settled(const train_settings *s)
         cli_error("--attention: '%s' is none of: composed, flash, window:W, with W from 1 on", s->attention);
         return false;
     }
-    if (!is_utf8(s->data)) {
-        cli_error("--data: '%s' is not UTF-8, and state.json could not hold it", s->data);
+    if (!check_utf8("data", s->data) || !check_utf8("val", s->val) || !check_utf8("tokenizer", s->tokenizer) ||
+        !check_utf8("eot", s->eot))
         return false;
-    }
     if (s->max_seq < s->seq) {
         cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
         return false;

@@ -16,11 +16,12 @@
 #include "train/config.h"
 #include "train/loop.h"
 
-enum { TRAIN_SETTINGS_MOST = 64 };
+enum { TRAIN_SETTINGS_MOST = 96 };
 
 typedef struct train_settings {
-    const char *data, *preset, *config, *out, *resume, *log, *attention, *tensorboard, *replay;
+    const char *data, *val, *tokenizer, *eot, *preset, *config, *out, *resume, *log, *attention, *tensorboard, *replay;
     int64_t world_seed, world_lines;
+    double val_fraction;
     int64_t vocab, hidden, layers, heads, heads_kv, head_dim, ffn, max_seq;
     double rope_theta, rms_eps;
     bool tied, untied;

@@ -1,200 +1,133 @@
 /*
- * Sources of tokens. A source is a list of mapped pieces; piece p holds tokens start[p] .. start[p + 1] - 1, and in a folder
- * the last of them is the end token.
+ * The sequence of tokens: pieces (data_files.h), one behind the other, first those to learn from, then those to validate with.
  */
 #include "data.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "data_files.h"
 #include "error.h"
-#include "text.h"
-#include "tokenizer.h"
-
-typedef struct piece {
-    void *map; /* NULL if owned by malloc */
-    size_t map_size;
-    const unsigned char *bytes;
-    int64_t start;  /* of its first token in the sequence */
-    int64_t tokens; /* without the end token */
-} piece;
 
 struct dataset {
-    char *world; /* the generated text, or NULL */
-    piece *pieces;
-    int64_t piece_count;
-    int token_bytes;           /* 1: text, 2: 16-bit tokens */
-    bool separated;            /* an end token after each piece */
+    tokenizer *words;
+    piece_list list;
+    int32_t end;               /* of a text; -1: unknown */
     int64_t total, validation; /* tokens; validation begins there */
     int64_t vocab;
 };
 
-/* Maps a regular file; an empty one has bytes NULL. */
-static bool map_piece(const char *path, piece *p)
+/* An empty text is what a configuration has for nothing. */
+static bool is_said(const char *text)
 {
-    struct stat info;
-    *p = (piece){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
-    bool opened = fd >= 0 && fstat(fd, &info) == 0;
-    if (opened && S_ISREG(info.st_mode) && info.st_size > 0) {
-        p->map_size = (size_t)info.st_size;
-        p->map = mmap(NULL, p->map_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    }
-    int reason = errno;
-    if (fd >= 0)
-        close(fd);
-    if (!opened || p->map == MAP_FAILED) {
-        p->map = NULL;
-        return train_fail("%s: %s", path, strerror(reason));
-    }
-    if (!S_ISREG(info.st_mode))
-        return train_fail("%s: neither a file nor a folder", path);
-    p->bytes = p->map;
-    p->tokens = (int64_t)p->map_size;
-    return true;
+    return text && *text;
 }
 
-static bool open_text(dataset *d, const char *path)
+static bool open_world(dataset *d, const data_options *options)
 {
-    d->pieces = text_alloc(sizeof *d->pieces);
-    d->piece_count = 1;
-    d->vocab = TOKENIZER_VOCAB;
-    return map_piece(path, d->pieces);
-}
-
-static int only_text(const struct dirent *entry)
-{
-    size_t length = strlen(entry->d_name);
-    return length > 4 && strcmp(entry->d_name + length - 4, ".txt") == 0;
-}
-
-/* By bytes, not by the locale, so that the order is the same everywhere. */
-static int by_name(const struct dirent **a, const struct dirent **b)
-{
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-static bool open_folder(dataset *d, const char *path)
-{
-    struct dirent **entries;
-    int count = scandir(path, &entries, only_text, by_name);
-    if (count < 0)
-        return train_fail("%s: %s", path, strerror(errno));
-    d->pieces = text_alloc((size_t)count * sizeof *d->pieces);
-    d->separated = true;
-    d->vocab = TOKENIZER_VOCAB;
-    bool good = true;
-    for (int i = 0; i < count; ++i) {
-        text_buffer name = {0};
-        text_format(&name, "%s/%s", path, entries[i]->d_name);
-        if (good && (good = map_piece(name.bytes, &d->pieces[d->piece_count])))
-            ++d->piece_count;
-        text_free(&name);
-        free(entries[i]);
-    }
-    free(entries);
-    return good && (count > 0 || train_fail("%s: no file *.txt in this folder", path));
-}
-
-static bool open_tokens(dataset *d, const char *path)
-{
-    int32_t header[3] = {0};
-    if (!open_text(d, path))
+    size_t size;
+    char *text = world_text(options->world_seed, WORLD_TRAIN, options->world_lines, &size);
+    if (!pieces_add_text(&d->list, "world", text, size, d->words))
         return false;
-    piece *p = d->pieces;
-    if (p->map_size >= 1024)
-        memcpy(header, p->bytes, sizeof header);
-    if (header[0] == 20240520) {
-        if (header[1] != 1)
-            return train_fail("%s: token file of version %d, only 1 is known", path, header[1]);
-        if (header[2] < 0 || p->map_size != 1024 + 2 * (size_t)header[2])
-            return train_fail("%s: %zu bytes, but its header says %d tokens", path, p->map_size, header[2]);
-        p->bytes += 1024;
-        p->tokens = header[2];
-    } else {
-        if (p->map_size % 2)
-            return train_fail("%s: %zu bytes are no whole number of 16-bit tokens", path, p->map_size);
-        p->tokens = (int64_t)p->map_size / 2;
-    }
-    d->token_bytes = 2;
-    d->vocab = 1;
-    for (int64_t i = 0; i < p->tokens; ++i) {
-        uint16_t token;
-        memcpy(&token, p->bytes + 2 * i, 2);
-        d->vocab = token + 1 > d->vocab ? token + 1 : d->vocab;
-    }
-    return true;
+    text = world_text(options->world_seed, WORLD_VAL, (options->world_lines + 9) / 10, &size);
+    return pieces_add_text(&d->list, "world", text, size, d->words);
 }
 
-static void open_world(dataset *d, const data_options *options)
+/* Whether a file's own name says that it is for validation. */
+static bool is_validation(const piece *p)
 {
-    size_t train_size, val_size;
-    int64_t val_lines = (options->world_lines + 9) / 10;
-    char *train = world_text(options->world_seed, WORLD_TRAIN, options->world_lines, &train_size);
-    char *val = world_text(options->world_seed, WORLD_VAL, val_lines, &val_size);
-    d->world = text_alloc(train_size + val_size);
-    memcpy(d->world, train, train_size);
-    memcpy(d->world + train_size, val, val_size);
-    free(train);
-    free(val);
-    d->vocab = TOKENIZER_VOCAB;
-    d->pieces = text_alloc(sizeof *d->pieces);
-    d->piece_count = 1;
-    d->pieces[0] = (piece){.bytes = (unsigned char *)d->world, .tokens = (int64_t)(train_size + val_size)};
-    d->validation = (int64_t)train_size;
+    const char *slash = strrchr(p->name, '/');
+    return strstr(slash ? slash + 1 : p->name, "val") != NULL;
 }
 
-static bool open_path(dataset *d, const char *path)
+/* Puts the pieces for validation last, each kind in its order, and returns how many are to learn from. */
+static int64_t sort_by_use(piece_list *list)
 {
-    struct stat info;
-    size_t length = strlen(path);
-    if (stat(path, &info) != 0)
-        return train_fail("%s: %s", path, strerror(errno));
-    if (S_ISDIR(info.st_mode))
-        return open_folder(d, path);
-    return length > 4 && strcmp(path + length - 4, ".bin") == 0 ? open_tokens(d, path) : open_text(d, path);
+    piece *sorted = text_alloc((size_t)list->count * sizeof *sorted);
+    int64_t count = 0;
+    for (int64_t i = 0; i < list->count; ++i)
+        if (!is_validation(&list->pieces[i]))
+            sorted[count++] = list->pieces[i];
+    const int64_t learned = count;
+    for (int64_t i = 0; i < list->count; ++i)
+        if (is_validation(&list->pieces[i]))
+            sorted[count++] = list->pieces[i];
+    memcpy(list->pieces, sorted, (size_t)count * sizeof *sorted);
+    free(sorted);
+    return learned;
+}
+
+/* The places of all pieces, and the vocabulary. */
+static void lay_out(dataset *d)
+{
+    d->vocab = tokenizer_is_bytes(d->words) ? 1 : tokenizer_vocab(d->words);
+    for (int64_t i = 0; i < d->list.count; ++i) {
+        piece *p = &d->list.pieces[i];
+        const int64_t most = p->most > p->end ? p->most : p->end;
+        p->start = d->total;
+        d->total += p->tokens + (p->end >= 0);
+        d->vocab = most + 1 > d->vocab ? most + 1 : d->vocab;
+    }
+}
+
+static int64_t last_part(int64_t total, double fraction)
+{
+    return (int64_t)floor((double)total * (fraction > 0 ? fraction : 0.1));
+}
+
+/* A tokenizer that was named says what tokens there are, also for files of tokens. */
+static bool open_all(dataset *d, const data_options *options)
+{
+    const bool generated = strcmp(options->source, "world") == 0;
+    if (generated ? !open_world(d, options) : !pieces_open(&d->list, options->source, d->words, d->end))
+        return false;
+    int64_t learned = generated ? 1 : d->list.count;
+    if (is_said(options->validation)) {
+        learned = d->list.count;
+        if (!pieces_open(&d->list, options->validation, d->words, d->end))
+            return false;
+    } else if (!generated)
+        learned = sort_by_use(&d->list);
+    lay_out(d);
+    if (d->total == 0)
+        return train_fail("%s: is empty", options->source);
+    d->validation = learned > 0 && learned < d->list.count ? d->list.pieces[learned].start
+                                                           : d->total - last_part(d->total, options->val_fraction);
+    return tokenizer_is_bytes(d->words) || data_check(d, tokenizer_vocab(d->words), "the tokenizer");
+}
+
+/* The token that ends a text: as it was said, else the tokenizer's. */
+static bool find_end(dataset *d, const char *said)
+{
+    char *rest;
+    d->end = tokenizer_end(d->words);
+    if (!is_said(said))
+        return true;
+    const int32_t named = tokenizer_named(d->words, said);
+    const long number = strtol(said, &rest, 10);
+    d->end = named >= 0 ? named : (int32_t)number;
+    return named >= 0 || (rest != said && !*rest && number >= 0 && number < INT_MAX) ||
+           train_fail("eot: '%s' is neither a token of the tokenizer nor the number of one", said);
 }
 
 dataset *data_open(const data_options *options)
 {
     dataset *d = text_alloc(sizeof *d);
-    d->token_bytes = 1;
-    bool generated = strcmp(options->source, "world") == 0;
-    if (generated)
-        open_world(d, options);
-    else if (!open_path(d, options->source)) {
-        data_close(d);
-        return NULL;
-    }
-    for (int64_t i = 0; i < d->piece_count; ++i) {
-        d->pieces[i].start = d->total;
-        d->total += d->pieces[i].tokens + d->separated;
-    }
-    if (d->total == 0) {
-        train_fail("%s: is empty", options->source);
-        data_close(d);
-        return NULL;
-    }
-    if (!generated)
-        d->validation = d->total - d->total / 10;
-    return d;
+    d->words = tokenizer_open(options->tokenizer);
+    if (d->words && find_end(d, options->eot) && open_all(d, options))
+        return d;
+    data_close(d);
+    return NULL;
 }
 
 void data_close(dataset *d)
 {
     if (!d)
         return;
-    for (int64_t i = 0; i < d->piece_count; ++i)
-        if (d->pieces[i].map)
-            munmap(d->pieces[i].map, d->pieces[i].map_size);
-    free(d->pieces);
-    free(d->world);
+    pieces_close(&d->list);
+    tokenizer_close(d->words);
     free(d);
 }
 
@@ -210,34 +143,45 @@ int64_t data_vocab(const dataset *d)
     return d->vocab;
 }
 
+bool data_check(const dataset *d, int64_t vocab, const char *whose)
+{
+    for (int64_t i = 0; i < d->list.count; ++i) {
+        const piece *p = &d->list.pieces[i];
+        if (p->most >= vocab && !(p->text && tokenizer_is_bytes(d->words)))
+            return train_fail("%s: token %lld is %lld, but the vocabulary of %s has %lld tokens", p->name, (long long)p->most_at,
+                              (long long)p->most, whose, (long long)vocab);
+    }
+    return d->vocab <= vocab ||
+           train_fail("vocab: %s has %lld tokens, the data %lld", whose, (long long)vocab, (long long)d->vocab);
+}
+
 bool data_is_text(const dataset *d)
 {
-    return d->token_bytes == 1;
+    return d->list.pieces[0].text;
+}
+
+const tokenizer *data_tokenizer(const dataset *d)
+{
+    return d->words;
+}
+
+int32_t data_end(const dataset *d)
+{
+    return d->end;
 }
 
 /* The piece that holds token `index`: the last one that starts at or before it. */
 static const piece *find_piece(const dataset *d, int64_t index)
 {
-    int64_t low = 0, high = d->piece_count - 1;
+    int64_t low = 0, high = d->list.count - 1;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
-        if (d->pieces[middle].start <= index)
+        if (d->list.pieces[middle].start <= index)
             low = middle;
         else
             high = middle - 1;
     }
-    return &d->pieces[low];
-}
-
-static int32_t token_at(const dataset *d, const piece *p, int64_t index)
-{
-    uint16_t token;
-    if (index == p->tokens)
-        return TOKEN_EOS;
-    if (d->token_bytes == 1)
-        return p->bytes[index];
-    memcpy(&token, p->bytes + 2 * index, 2);
-    return token;
+    return &d->list.pieces[low];
 }
 
 void data_copy(const data_tokens *tokens, int64_t first, int64_t count, int32_t *out)
@@ -246,11 +190,11 @@ void data_copy(const data_tokens *tokens, int64_t first, int64_t count, int32_t 
     while (count > 0) {
         int64_t index = tokens->first + first;
         const piece *p = find_piece(d, index);
-        int64_t here = p->start + p->tokens + d->separated - index;
+        int64_t here = p->start + p->tokens + (p->end >= 0) - index;
         if (here > count)
             here = count;
-        for (int64_t i = 0; i < here; ++i)
-            *out++ = token_at(d, p, index - p->start + i);
+        for (int64_t i = index - p->start; i < index - p->start + here; ++i)
+            *out++ = i == p->tokens ? p->end : (int32_t)piece_token(p, i);
         first += here;
         count -= here;
     }

@@ -3,12 +3,13 @@
  * are read.
  *
  *     "world"       the generated corpus (world.h), by seed and number of lines
- *     a text file   bytes; the last tenth is validation
- *     a folder      its files *.txt in the order of their names, each followed by the end token; the last tenth is validation
- *     a *.bin file  16-bit tokens, with the 1024-byte header of llm.c (magic 20240520, version 1) or without any; the last
- *                   tenth is validation
+ *     a file        text, or tokens (*.bin, *.npy: data_files.h)
+ *     a folder      its files *.txt, or its files *.bin and *.npy, in the order of their names
+ *     a pattern     the files that it matches, likewise
  *
- * Files are mapped, not read, so a file may be larger than memory.
+ * Each text of a folder or a pattern is followed by the end token. Validation are the tokens of another source, else of those
+ * files that have "val" in their names, else the last tenth. Files are mapped, not read, so they may be larger than memory; but
+ * a text that a tokenizer.json is to encode is encoded when it is opened.
  */
 #ifndef TRAIN_DATA_H
 #define TRAIN_DATA_H
@@ -16,12 +17,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "tokenizer.h"
 #include "world.h"
 
 typedef struct data_options {
     const char *source; /* "world" or a path */
     uint64_t world_seed;
-    int64_t world_lines; /* of training; validation has a tenth of it */
+    int64_t world_lines;    /* of training; validation has a tenth of it */
+    const char *tokenizer;  /* of texts: a tokenizer.json; NULL or "bytes": bytes */
+    const char *eot;        /* the token that ends a text, by its name or its number; NULL: the tokenizer's */
+    const char *validation; /* a source; NULL: part of the other one */
+    double val_fraction;    /* of that, where no file is for validation; 0: a tenth */
 } data_options;
 
 /* A run of tokens. */
@@ -37,9 +43,14 @@ typedef struct dataset dataset;
 dataset *data_open(const data_options *options);
 void data_close(dataset *d);
 data_tokens data_split(const dataset *d, world_split split);
-/* The vocabulary that covers every token: 258 for text. */
+/* The vocabulary that covers every token: the tokenizer's for text. */
 int64_t data_vocab(const dataset *d);
-/* Whether tokens are bytes of text. */
+/* Whether every token is of a vocabulary; if not, train_error() names the file, the token's place and both numbers. */
+bool data_check(const dataset *d, int64_t vocab, const char *whose);
+const tokenizer *data_tokenizer(const dataset *d);
+/* The token that ends a text; -1 if none is known. */
+int32_t data_end(const dataset *d);
+/* Whether the source is text. */
 bool data_is_text(const dataset *d);
 
 /* Copies `count` tokens from `first` on; the caller keeps within the run. */

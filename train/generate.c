@@ -10,7 +10,6 @@
 
 #include "error.h"
 #include "text.h"
-#include "tokenizer.h"
 
 typedef struct sampler_candidate {
     float logit;
@@ -107,27 +106,38 @@ typedef struct tail {
     size_t length, count;
 } tail;
 
-/* Whether the output now ends with the stop text. */
-static bool tail_add(tail *t, int32_t token)
+/* Whether the output now has the stop text, which may end within the token. */
+static bool tail_add(tail *t, const tokenizer *words, int32_t token)
 {
-    if (t->length == 0 || token > 255)
-        return false;
-    if (t->count == t->length)
-        memmove(t->bytes, t->bytes + 1, --t->count);
-    t->bytes[t->count++] = (char)token;
-    return t->count == t->length && memcmp(t->bytes, t->stop, t->length) == 0;
+    size_t size;
+    const char *bytes = tokenizer_token(words, token, &size);
+    for (size_t i = 0; i < size && t->length > 0; ++i) {
+        if (t->count == t->length)
+            memmove(t->bytes, t->bytes + 1, --t->count);
+        t->bytes[t->count++] = bytes[i];
+        if (t->count == t->length && memcmp(t->bytes, t->stop, t->length) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* A model of another vocabulary than that of bytes has no end token that is known. */
+static int32_t end_token(const tokenizer *t, int64_t vocab)
+{
+    return tokenizer_is_bytes(t) && vocab != TOKENIZER_VOCAB ? -1 : tokenizer_end(t);
 }
 
 static generate_end continue_from(decoder *d, int64_t capacity, sampler *s, const float *logits, tail *t,
                                   const generate_options *options)
 {
+    const int32_t end = end_token(options->tokenizer, s->vocab);
     for (int64_t made = 0; made < options->tokens; ++made) {
         int32_t token = sampler_pick(s, logits);
         if (token < 0)
             return GENERATE_FAILED;
-        if (token == TOKEN_EOS && s->vocab == TOKENIZER_VOCAB)
+        if (token == end)
             return GENERATE_EOS;
-        if ((options->token && !options->token(options->user, token)) || tail_add(t, token))
+        if ((options->token && !options->token(options->user, token)) || tail_add(t, options->tokenizer, token))
             return GENERATE_STOP;
         if (made + 1 == options->tokens)
             break;

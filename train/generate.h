@@ -10,6 +10,7 @@
 
 #include "model.h"
 #include "random.h"
+#include "tokenizer.h"
 
 typedef struct sampler_options {
     bool greedy;        /* always the most probable token; the lower number among equals */
@@ -40,8 +41,9 @@ typedef enum generate_end {
 } generate_end;
 
 typedef struct generate_options {
-    int64_t tokens;   /* how many at most */
-    const char *stop; /* end once the output ends with this; NULL: never */
+    const tokenizer *tokenizer; /* what tokens are */
+    int64_t tokens;             /* how many at most */
+    const char *stop;           /* end once the output has this; NULL: never */
     /* Called for each token as it is chosen; NULL: nobody. Returning false ends the output as a stop text does. */
     bool (*token)(void *user, int32_t token);
     void *user;

@@ -31,6 +31,7 @@ typedef struct trainer {
     gradients *gradients;
     part_loss *losses; /* [ranks, accumulate] of an update */
     const train_options *options;
+    const tokenizer *words;
     data_tokens val;
     data_reader reader;
     guard_memory *guard;
@@ -73,10 +74,10 @@ static bool open_trainer(trainer *t, const dataset *d, const data_position *posi
 {
     const train_options *options = t->options;
     data_tokens train = data_split(d, WORLD_TRAIN);
+    t->words = data_tokenizer(d);
     t->val = data_split(d, WORLD_VAL);
-    if (data_vocab(d) > t->m->config.vocab)
-        return train_fail("vocab: the model has %lld tokens, the data %lld", (long long)t->m->config.vocab,
-                          (long long)data_vocab(d));
+    if (!data_check(d, t->m->config.vocab, "the model"))
+        return false;
     if (options->eval_every > 0 && t->val.count < 2)
         return train_fail("validation data: %lld tokens, at least 2 are needed (or --eval-every 0)", (long long)t->val.count);
     if (!data_reader_init(&t->reader, &train, options->seq, options->seed, "training data") ||
@@ -336,11 +337,11 @@ static bool collect(void *user, int32_t token)
     return true;
 }
 
-/* A few lines in the model's own words, from the beginning of a line on. */
+/* A few lines in the model's own words, from the beginning of a line or of a text on. */
 static bool sample(trainer *t)
 {
     const train_options *options = t->options;
-    const int32_t newline = '\n';
+    const int32_t prompt = tokenizer_first(t->words);
     int64_t longest = t->m->config.max_seq;
     int64_t count = options->sample_tokens < longest ? options->sample_tokens : longest;
     decoder *d = decoder_create(t->m, t->r, options->attention, longest);
@@ -352,7 +353,8 @@ static bool sample(trainer *t)
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);
     generate_end end =
-        generate(d, longest, &s, &newline, 1, &(generate_options){.tokens = count, .token = collect, .user = &c});
+        generate(d, longest, &s, &prompt, 1,
+                 &(generate_options){.tokenizer = t->words, .tokens = count, .token = collect, .user = &c});
     if (end != GENERATE_FAILED && options->sample)
         options->sample(options->user, t->o->step, c.tokens, c.count);
     sampler_free(&s);

@@ -1,31 +1,58 @@
 /*
- * The byte tokenizer: token 0..255 is that byte, 256 begins a text and 257 ends one. Any file can be encoded, whatever its
- * encoding, and every token sequence decodes to bytes; whether these are UTF-8 is for whoever prints them.
+ * Text to tokens and back. A tokenizer is one of two:
+ *
+ *     the bytes      token 0..255 is that byte, 256 begins a text and 257 ends one; nobody has to make it
+ *     tokenizer.json byte-level byte-pair encoding as Hugging Face's files describe it (tokenizer_json.c says which of them)
+ *
+ * With both any file can be encoded, whatever its encoding, and every sequence of tokens decodes to bytes; whether these are
+ * UTF-8 is for whoever prints them.
  */
 #ifndef TRAIN_TOKENIZER_H
 #define TRAIN_TOKENIZER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "bpe.h"
+#include "text.h"
+
 enum { TOKEN_BOS = 256, TOKEN_EOS = 257, TOKENIZER_VOCAB = 258 };
 
-/* tokens: [size] */
-void tokenizer_encode(const char *bytes, size_t size, int32_t *tokens);
+/* Used by one thread at a time. */
+typedef struct tokenizer tokenizer;
 
-/* Bytes that come one at a time, to be printed as UTF-8: holds back a character until it is complete. */
+/* The bytes for "bytes", "" or NULL, else a file. NULL, with train_error() set, if it cannot be read or asks for what is not
+ * known here. */
+tokenizer *tokenizer_open(const char *path);
+void tokenizer_close(tokenizer *t);
+
+bool tokenizer_is_bytes(const tokenizer *t);
+/* Every token is below it. */
+int64_t tokenizer_vocab(const tokenizer *t);
+/* What ends a text: for a file the first of <|endoftext|>, <|end_of_text|>, </s>, <eos>, <|im_end|> that it has; -1: none. */
+int32_t tokenizer_end(const tokenizer *t);
+/* What a text may begin with: a newline for bytes; the first of what the file puts before a text, else the token that ends the
+ * one before it, else 0. */
+int32_t tokenizer_first(const tokenizer *t);
+/* The special or added token of this name; -1 if there is none. */
+int32_t tokenizer_named(const tokenizer *t, const char *name);
+/* The bytes that a token stands for; none for special ones and for those that do not exist. */
+const char *tokenizer_token(const tokenizer *t, int32_t token, size_t *size);
+
+/* Appends the tokens of a text; `framed`: with what the file puts before and after a text. */
+void tokenizer_encode(tokenizer *t, const char *bytes, size_t size, bool framed, token_list *out);
+
+/* Tokens that come one at a time, to be printed as UTF-8: holds back a character until it is complete. */
 typedef struct utf8_stream {
     unsigned char pending[4];
     int count;
 } utf8_stream;
 
-enum { UTF8_STREAM_MAX = 16 };
-
-/* Adds a token and writes what can be printed now; returns its bytes. Bytes that are not UTF-8 become U+FFFD, special tokens
- * give nothing. */
-size_t utf8_stream_add(utf8_stream *stream, int32_t token, char out[UTF8_STREAM_MAX]);
+/* Adds a token and appends what can be printed now. Bytes that are not UTF-8 become U+FFFD, special tokens give nothing. */
+void utf8_stream_add(utf8_stream *stream, const tokenizer *t, int32_t token, text_buffer *out);
 
 /* What was held back at the end. */
-size_t utf8_stream_end(utf8_stream *stream, char out[UTF8_STREAM_MAX]);
+void utf8_stream_end(utf8_stream *stream, text_buffer *out);
 
 #endif

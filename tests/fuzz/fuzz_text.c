@@ -35,34 +35,38 @@ static void check_json(const char *bytes, size_t size)
     text_free(&json);
 }
 
-static void add(text_buffer *all, const char *out, size_t length)
+/* What was printed since is whole characters. */
+static void check_printed(const text_buffer *all, size_t before)
 {
-    FUZZ_CHECK(length <= UTF8_STREAM_MAX);
-    FUZZ_CHECK(valid_front(out, length) == length);
-    text_bytes(all, out, length);
+    FUZZ_CHECK(valid_front(all->bytes + before, all->length - before) == all->length - before);
 }
 
 static void check_stream(const char *bytes, size_t size)
 {
     utf8_stream stream = {0};
     text_buffer all = {0};
-    int32_t *tokens = malloc((size + 1) * sizeof *tokens);
-    FUZZ_CHECK(tokens != NULL);
-    tokenizer_encode(bytes, size, tokens);
+    token_list tokens = {0};
+    tokenizer *words = tokenizer_open(NULL);
+    tokenizer_encode(words, bytes, size, true, &tokens);
+    FUZZ_CHECK(tokens.count == size);
     text_bytes(&all, "", 0);
     for (size_t i = 0; i < size; i++) {
-        char *out = fuzz_guarded("0123456789abcdef", UTF8_STREAM_MAX);
-        add(&all, out, utf8_stream_add(&stream, tokens[i], out));
-        FUZZ_CHECK(utf8_stream_add(&stream, TOKEN_EOS, out) == 0);
-        fuzz_unguarded(out, UTF8_STREAM_MAX);
+        const size_t before = all.length;
+        utf8_stream_add(&stream, words, tokens.ids[i], &all);
+        check_printed(&all, before);
+        const size_t now = all.length;
+        utf8_stream_add(&stream, words, TOKEN_EOS, &all);
+        FUZZ_CHECK(all.length == now);
     }
-    char out[UTF8_STREAM_MAX];
-    add(&all, out, utf8_stream_end(&stream, out));
+    const size_t before = all.length;
+    utf8_stream_end(&stream, &all);
+    check_printed(&all, before);
     const size_t front = valid_front(bytes, size);
     FUZZ_CHECK(all.length >= front && memcmp(all.bytes, bytes, front) == 0);
     FUZZ_CHECK(front < size || all.length == size);
     text_free(&all);
-    free(tokens);
+    token_list_free(&tokens);
+    tokenizer_close(words);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -63,12 +63,15 @@ static void test_utf8_stream(void **state)
     const char *expected = "a\xc3\xa9\xe2\x82\xac\xef\xbf\xbd\xef\xbf\xbd(\xf0\x9f\x98\x80\xef\xbf\xbd\xef\xbf\xbd";
     utf8_stream stream = {0};
     text_buffer printed = {0};
-    char out[UTF8_STREAM_MAX];
+    tokenizer *bytes = tokenizer_open(NULL);
     for (const char *p = input; *p; ++p)
-        text_bytes(&printed, out, utf8_stream_add(&stream, (unsigned char)*p, out));
-    assert_int_equal(utf8_stream_add(&stream, TOKEN_EOS, out), 0);
-    text_bytes(&printed, out, utf8_stream_end(&stream, out));
+        utf8_stream_add(&stream, bytes, (unsigned char)*p, &printed);
+    const size_t before = printed.length;
+    utf8_stream_add(&stream, bytes, TOKEN_EOS, &printed);
+    assert_int_equal(printed.length, before);
+    utf8_stream_end(&stream, &printed);
     assert_string_equal(printed.bytes, expected);
+    tokenizer_close(bytes);
     text_free(&printed);
 }
 

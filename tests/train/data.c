@@ -99,7 +99,7 @@ static void test_world_splits(void **state)
 
 static dataset *world_data(int64_t lines)
 {
-    dataset *d = data_open(&(data_options){"world", 1, lines});
+    dataset *d = data_open(&(data_options){.source = "world", .world_seed = 1, .world_lines = lines});
     require(d);
     return d;
 }

@@ -11,6 +11,14 @@
 
 enum { VOCAB = TOKENIZER_VOCAB, MADE = 24, LONGEST = 48, PROMPT = 9 };
 
+/* The tokenizer of bytes, for as long as the program runs. */
+static const tokenizer *bytes(void)
+{
+    static tokenizer *t;
+    t = t ? t : tokenizer_open(NULL);
+    return t;
+}
+
 static const model_config shape = {.vocab = VOCAB,
                                    .hidden = 32,
                                    .layers = 2,
@@ -36,7 +44,8 @@ static bool add(void *user, int32_t token)
 
 static void prompt_of(int32_t prompt[PROMPT])
 {
-    tokenizer_encode("Ada lives", PROMPT, prompt);
+    for (int i = 0; i < PROMPT; ++i)
+        prompt[i] = (unsigned char)"Ada lives"[i];
 }
 
 static generate_end run(const model *m, const char *path, sampler_options options, const char *stop, int64_t tokens,
@@ -48,8 +57,8 @@ static generate_end run(const model *m, const char *path, sampler_options option
     decoder *d = decoder_create(m, test_runtime(), path_of(path), LONGEST);
     require(d);
     sampler_init(&s, &options, VOCAB);
-    generate_end end = generate(d, LONGEST, &s, prompt, PROMPT,
-                                &(generate_options){.tokens = tokens, .stop = stop, .token = add, .user = out});
+    const generate_options how = {.tokenizer = bytes(), .tokens = tokens, .stop = stop, .token = add, .user = out};
+    generate_end end = generate(d, LONGEST, &s, prompt, PROMPT, &how);
     sampler_free(&s);
     decoder_free(d);
     return end;
@@ -222,7 +231,7 @@ static void test_bad_prompts(void **state)
     decoder *d = decoder_create(m, test_runtime(), path_of("flash"), LONGEST);
     sampler s;
     int32_t prompt[LONGEST + 1] = {0};
-    const generate_options options = {.tokens = 1};
+    const generate_options options = {.tokenizer = bytes(), .tokens = 1};
     sampler_init(&s, &(sampler_options){.greedy = true}, VOCAB);
     assert_int_equal(generate(d, LONGEST, &s, prompt, 0, &options), GENERATE_FAILED);
     assert_int_equal(generate(d, LONGEST, &s, prompt, LONGEST + 1, &options), GENERATE_FAILED);

@@ -107,7 +107,7 @@ static train_result run(const char *from, const train_options *options, double *
     table.grad_norm = spoiled_norm;
     spoiled.run = &table;
     r.device = &spoiled;
-    dataset *d = data_open(&(data_options){"world", 1, 60});
+    dataset *d = data_open(&(data_options){.source = "world", .world_seed = 1, .world_lines = 60});
     require(d && (!from || checkpoint_read_state(from, &saved)));
     model *m = from ? checkpoint_load_model(from, &saved) : model_create(&shape, options->seed);
     require(m && model_place(m, &r));

@@ -71,7 +71,7 @@ static train_options options_of(history *h, const char *path, const char *out)
 
 static dataset *small_world(void)
 {
-    dataset *d = data_open(&(data_options){"world", 1, 60});
+    dataset *d = data_open(&(data_options){.source = "world", .world_seed = 1, .world_lines = 60});
     require(d);
     return d;
 }
