@@ -131,6 +131,11 @@ void data_close(dataset *d)
     free(d);
 }
 
+data_tokens data_all(const dataset *d)
+{
+    return (data_tokens){d, 0, d->total};
+}
+
 data_tokens data_split(const dataset *d, world_split split)
 {
     if (split == WORLD_TRAIN)

@@ -42,6 +42,8 @@ typedef struct dataset dataset;
 /* NULL, with train_error() set, if the source is none or is empty. */
 dataset *data_open(const data_options *options);
 void data_close(dataset *d);
+/* Both splits, one behind the other. */
+data_tokens data_all(const dataset *d);
 data_tokens data_split(const dataset *d, world_split split);
 /* The vocabulary that covers every token: the tokenizer's for text. */
 int64_t data_vocab(const dataset *d);
