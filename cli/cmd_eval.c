@@ -26,6 +26,7 @@ typedef struct eval_command {
     model *m;
     runtime r;
     dataset *d;
+    document_options documents;
     double reference; /* bits per character of the first way */
 } eval_command;
 
@@ -76,6 +77,12 @@ static int64_t recorded_number(const config_set *run, const char *key, int64_t o
     return value ? strtoll(value, NULL, 10) : otherwise;
 }
 
+static bool recorded_true(const config_set *run, const char *key)
+{
+    const char *value = config_find(run, key);
+    return value && strcmp(value, "true") == 0;
+}
+
 /* What was not said is taken from the training run. */
 static bool open_data(eval_command *c)
 {
@@ -95,6 +102,10 @@ static bool open_data(eval_command *c)
     if (c->seq == 0)
         c->seq = recorded_number(&run, "seq", c->state.model.max_seq);
     c->d = data_open(&options);
+    c->documents = (document_options){.on = c->d && recorded_true(&run, "documents"),
+                                      .end = c->d ? data_end(c->d) : -1,
+                                      .positions_go_on = !recorded_true(&run, "document-positions"),
+                                      .targets_go_on = recorded_true(&run, "document-targets")};
     config_free(&run);
     if (!c->d && !c->source) {
         char why[512];
@@ -140,7 +151,7 @@ static int measure(eval_command *c)
     const data_tokens tokens = data_split(c->d, c->split == 0 ? WORLD_TRAIN : WORLD_VAL);
     for (int i = 0; i < c->attention.count; ++i) {
         evaluation result;
-        const step_options options = {.batch = c->batch, .seq = c->seq, .attention = c->paths[i]};
+        const step_options options = {.batch = c->batch, .seq = c->seq, .attention = c->paths[i], .documents = c->documents};
         model_step *step = step_create(c->m, &c->r, &options);
         bool good = step && evaluate(step, c->r.ranks, &tokens, c->batch, c->seq, c->max_tokens, &result);
         step_free(step);

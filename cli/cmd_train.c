@@ -186,6 +186,10 @@ static int open_data(train_command *c)
     c->d = data_open(&options);
     if (!c->d)
         return wrong();
+    if (s->documents && data_end(c->d) < 0) {
+        cli_error("--documents: the tokenizer %s names no token that ends a text: say it with --eot", s->tokenizer);
+        return CLI_WRONG;
+    }
     if (c->s.vocab == 0)
         c->s.vocab = data_vocab(c->d);
     return CLI_OK;
@@ -279,6 +283,10 @@ static train_options loop_options(const train_command *c)
                              .accumulate = s->accumulate,
                              .schedule = train_settings_schedule(s),
                              .seed = (uint64_t)s->seed,
+                             .documents = {.on = s->documents,
+                                           .end = data_end(c->d),
+                                           .positions_go_on = !s->document_positions,
+                                           .targets_go_on = s->document_targets},
                              .recompute = s->recompute,
                              .dropout = s->dropout,
                              .guard = (guard_action)s->guard,

@@ -59,6 +59,9 @@ static void make_table(train_settings *s)
         {"eot", "TOKEN", OPTION_TEXT, &s->eot, .help = "what ends a text, by name or number; else the tokenizer's own"},
         {"world-seed", "N", OPTION_INT, &s->world_seed, .high = most, .help = "which world (with --data world)"},
         {"world-lines", "N", OPTION_INT, &s->world_lines, .low = 10, .high = 1e8, .help = "lines of it to train on"},
+        {"documents", NULL, OPTION_FLAG, &s->documents, .help = "attend within texts, which end with --eot"},
+        {"document-positions", NULL, OPTION_FLAG, &s->document_positions, .help = "positions begin anew in each text"},
+        {"document-targets", NULL, OPTION_FLAG, &s->document_targets, .help = "learn also what follows the end of a text"},
         {"preset", "NAME", OPTION_TEXT, &s->preset, .help = "tiny or small: sets the numbers below that have no option here"},
         {"config", "FILE", OPTION_TEXT, &s->config, .help = "options from a JSON object, as --print-config writes it"},
         {"print-config", NULL, OPTION_FLAG, &s->print_config, .help = "print the configuration and stop"},
@@ -133,6 +136,7 @@ static void set_defaults(train_settings *s)
     s->data = "world";
     s->tokenizer = "bytes";
     s->val_fraction = 0.1;
+    s->document_positions = true;
     s->preset = "tiny";
     s->attention = "composed";
     s->world_seed = 1;

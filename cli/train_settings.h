@@ -25,6 +25,7 @@ typedef struct train_settings {
     int64_t vocab, hidden, layers, heads, heads_kv, head_dim, ffn, max_seq;
     double rope_theta, rms_eps;
     bool tied, untied;
+    bool documents, document_positions, document_targets;
     bool flash, recompute, one_batch, print_config, json, decay_embedding;
     int device, dtype, schedule, guard;
     int64_t steps, batch, seq, accumulate, warmup, decay_steps, seed, threads;

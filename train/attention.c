@@ -40,9 +40,9 @@ static fattn_desc describe(const attention *a)
                     .dim_v = a->dim,
                     .dropout = a->drop.p,
                     .seed = a->drop.p > 0 ? dropout_key(&a->drop) : 0};
-    if (a->path.kind == ATTENTION_WINDOW) {
-        d.mask = FATTN_MASK_WINDOW;
-        d.window_left = a->path.size - 1;
+    if (a->path.kind == ATTENTION_WINDOW || a->documents) {
+        d.mask = a->documents ? FATTN_MASK_DOCUMENT : FATTN_MASK_WINDOW;
+        d.window_left = a->path.kind == ATTENTION_WINDOW ? a->path.size - 1 : -1;
         d.window_right = 0;
     }
     return d;
@@ -118,6 +118,8 @@ bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
         fattn_desc d = describe(a);
         return runtime_library_did(fattn_workspace_size(a->context, &d, op, bytes));
     }
+    if (a->documents)
+        return train_fail("attention by blocks knows no documents: use composed or flash");
     if (op == FATTN_OP_BACKWARD)
         return train_fail("attention by blocks has no backward: train with composed or flash");
     for (int64_t key = 0; key < a->seq_k; key += a->path.size) {
@@ -287,6 +289,8 @@ bool attention_forward(const attention *a, attention_rows q, attention_rows k, a
                                .v = view(a, v, a->seq_k, 0),
                                .out = view(a, out, a->seq_q, 0),
                                .lse = lse,
+                               .document_q = a->documents,
+                               .document_k = a->documents,
                                .workspace = workspace,
                                .workspace_size = bytes,
                                .stream = a->device->stream};
@@ -312,6 +316,8 @@ bool attention_backward(const attention *a, attention_rows q, attention_rows k, 
                                 .dk = view(a, dk, a->seq_k, 0),
                                 .dv = view(a, dv, a->seq_k, 0),
                                 .lse = lse,
+                                .document_q = a->documents,
+                                .document_k = a->documents,
                                 .workspace = workspace,
                                 .workspace_size = bytes,
                                 .stream = a->device->stream};

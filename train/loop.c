@@ -49,6 +49,7 @@ static bool open_steps(trainer *t)
     const step_options shape = {.batch = options->batch,
                                 .seq = options->seq,
                                 .attention = options->attention,
+                                .documents = options->documents,
                                 .backward = true,
                                 .recompute = options->recompute,
                                 .dropout = options->dropout,

@@ -35,6 +35,7 @@ typedef struct train_options {
     lr_schedule schedule;
     uint64_t seed;
     attention_path attention;
+    document_options documents;
     bool recompute;
     double dropout;
     guard_action guard;

@@ -106,9 +106,18 @@ bool model_zero_grad(model *m);
  * logits and the gradients are those of these rows. */
 typedef struct model_step model_step;
 
+/* Documents that stand one behind the other in a sequence, each with its end token. Rows attend within their document; positions
+ * begin anew in each, and what follows an end token is no target, unless the options say otherwise. */
+typedef struct document_options {
+    bool on; /* false: a sequence is one document, whatever it holds */
+    int32_t end;
+    bool positions_go_on, targets_go_on;
+} document_options;
+
 typedef struct step_options {
     int64_t batch, seq;
     attention_path attention;
+    document_options documents;
     bool backward;  /* false: forward only, with far less memory */
     bool recompute; /* whole layers are computed again in backward instead of kept */
     double dropout; /* of residual branches and of attention's probabilities; 0: none, as evaluation wants it */

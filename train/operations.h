@@ -81,7 +81,8 @@ enum { HEAD_DIM_MAX = 512 };
 
 typedef struct qknorm_rope_call {
     int64_t rows, heads, dim;
-    int64_t seq, first;         /* row r is at position first + r % seq */
+    int64_t seq, first;         /* row r is at position first + r % seq, unless positions says otherwise */
+    const int32_t *positions;   /* [rows] or NULL */
     int64_t stride, out_stride; /* of x and dx, of out and dout */
     number_type type;
     bool accumulate;

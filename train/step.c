@@ -21,6 +21,8 @@ struct model_step {
     float *rope_cos, *rope_sin; /* [seq, head_dim / 2]: the model's, for the rows that are here */
     tensor *logits;             /* [rows, vocab] */
     loss_state loss;
+    int32_t *documents, *positions; /* [rows] each, of the device; NULL: not wanted */
+    int32_t *split;                 /* [3][rows], of the host: documents, positions, targets; NULL: no documents */
     uint64_t seed, places; /* of dropout: what it draws, and how many places were recorded */
 };
 
@@ -43,8 +45,8 @@ static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, 
 {
     const model_config *c = &s->m->config;
     int64_t q_cols = c->heads * c->head_dim, kv_cols = c->heads_kv * c->head_dim;
-    rotation rotate_q = {s->rope_cos, s->rope_sin, c->heads, c->head_dim, s->seq};
-    rotation rotate_k = {s->rope_cos, s->rope_sin, c->heads_kv, c->head_dim, s->seq};
+    rotation rotate_q = {s->rope_cos, s->rope_sin, c->heads, c->head_dim, s->seq, s->positions};
+    rotation rotate_k = {s->rope_cos, s->rope_sin, c->heads_kv, c->head_dim, s->seq, s->positions};
     tensor *n = layer_rmsnorm(s->t, x, l->input_norm, c->rms_eps);
     tensor *qkv = layer_linear(s->t, n, &l->qkv); /* [rows, q_cols + 2 kv_cols] */
     tensor *q = tape_columns(s->t, qkv, 0, q_cols);
@@ -71,6 +73,7 @@ static void record(model_step *s, const runtime *r)
     attention a =
         attention_problem(r, s->options.attention, s->options.batch, c->heads, c->heads_kv, s->seq, s->seq, c->head_dim);
     a.ring = s->ring;
+    a.documents = s->documents;
     tensor *x = layer_embedding(s->t, s->tokens, s->rows, &s->m->embed); /* [rows, hidden] */
     for (int64_t i = 0; i < c->layers; i++) {
         tape_begin_segment(s->t);
@@ -165,6 +168,24 @@ static bool make_inputs(model_step *s, const runtime *r)
            train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
 }
 
+/* Room for what is said of documents. */
+static bool make_documents(model_step *s)
+{
+    const document_options *o = &s->options.documents;
+    device *d = s->m->device;
+    const size_t bytes = (size_t)s->rows * sizeof *s->split;
+    if (!o->on)
+        return true;
+    if (s->ring)
+        return train_fail("documents are not known to ranks that share sequences");
+    s->split = malloc(3 * bytes);
+    s->documents = d->run->allocate(d, bytes);
+    if (!o->positions_go_on)
+        s->positions = d->run->allocate(d, bytes);
+    return (s->split && s->documents && (o->positions_go_on || s->positions)) ||
+           train_fail_as(TRAIN_ERROR_WORK, "no memory for the documents of %" PRId64 " tokens", s->rows);
+}
+
 model_step *step_create(model *m, const runtime *r, const step_options *options)
 {
     if (!check_options(m, options) || (options->backward && !model_need_grad(m)))
@@ -174,7 +195,7 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
         return NULL;
     s->m = m;
     s->options = *options;
-    bool ready = place_rows(s, r) && make_inputs(s, r);
+    bool ready = place_rows(s, r) && make_documents(s) && make_inputs(s, r);
     if (ready) {
         record(s, r);
         /* What ranks tell each other is not noted down. */
@@ -204,6 +225,9 @@ void step_free(model_step *s)
         d->run->release(d, s->rope_cos);
         d->run->release(d, s->rope_sin);
     }
+    d->run->release(d, s->documents);
+    d->run->release(d, s->positions);
+    free(s->split);
     free(s->picked);
     free(s);
 }
@@ -213,6 +237,24 @@ static void pick(const model_step *s, int32_t *picked, const int32_t *all)
 {
     for (int64_t row = 0; row < s->rows; row++)
         picked[row] = all[row / s->seq * s->options.seq + ring_position(s->ring, s->seq, row % s->seq)];
+}
+
+/* Documents are numbered within a sequence, each up to and with its end token. Targets become those that count. */
+static bool split_documents(model_step *s, const int32_t *tokens, const int32_t **targets)
+{
+    const document_options *o = &s->options.documents;
+    device *d = s->m->device;
+    const size_t bytes = (size_t)s->rows * sizeof *tokens;
+    int32_t *documents = s->split, *positions = documents + s->rows, *counted = positions + s->rows;
+    for (int64_t row = 0; row < s->rows; row++) {
+        const bool starts = row % s->seq == 0, follows = !starts && tokens[row - 1] != o->end;
+        documents[row] = starts ? 0 : documents[row - 1] + !follows;
+        positions[row] = follows ? positions[row - 1] + 1 : 0;
+        if (*targets)
+            counted[row] = tokens[row] == o->end && !o->targets_go_on ? -1 : (*targets)[row];
+    }
+    *targets = *targets ? counted : NULL;
+    return d->run->put(d, s->documents, documents, bytes) && (!s->positions || d->run->put(d, s->positions, positions, bytes));
 }
 
 static bool in_range(const char *what, const int32_t *values, int64_t count, int32_t least, int64_t end)
@@ -253,6 +295,8 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
             pick(s, s->picked + s->rows, targets);
         targets = targets ? s->picked + s->rows : NULL;
     }
+    if (s->split && !split_documents(s, tokens, &targets))
+        return false;
     const int64_t counted = count_targets(targets, s->rows);
     if (counted != s->loss.counted)
         forget_noted(s);

@@ -162,7 +162,7 @@ static void qknorm_rope(void **state)
         cosine[i] = (float)cos(0.3 * i);
         sine[i] = (float)sin(0.3 * i);
     }
-    rotation r = {cosine, sine, 3, DIM, SEQ};
+    rotation r = {.cos = cosine, .sin = sine, .heads = 3, .dim = DIM, .seq = SEQ};
     graph g = new_graph();
     g.out = layer_qknorm_rope(g.t, input(&g, 2 * SEQ, 3 * DIM), weight(&g, DIM, 1), &r, 1e-6);
     check_graph(&g, "qknorm_rope", false);

@@ -27,13 +27,18 @@ static float head_forward(float *restrict out, const float *restrict x, const fl
     return s;
 }
 
+static int64_t position_of(const qknorm_rope_call *c, int64_t row)
+{
+    return c->positions ? c->positions[row] : c->first + row % c->seq;
+}
+
 bool cpu_qknorm_rope_forward(device *d, const qknorm_rope_call *c)
 {
     int64_t dim = c->dim, half = dim / 2;
     (void)d;
 #pragma omp parallel for schedule(static) if (c->rows * c->heads * dim > PARALLEL_WORK)
     for (int64_t row = 0; row < c->rows; row++) {
-        int64_t position = c->first + row % c->seq;
+        int64_t position = position_of(c, row);
         for (int64_t h = 0; h < c->heads; h++) {
             const int64_t to = row * c->out_stride + h * dim;
             float x_scratch[PIECE], out_scratch[PIECE];
@@ -79,7 +84,7 @@ static void head_backward(float *restrict dx, float *restrict dw, const float *r
 
 static void backward_row(const qknorm_rope_call *c, float *dw, int64_t row)
 {
-    int64_t dim = c->dim, half = dim / 2, position = c->first + row % c->seq;
+    int64_t dim = c->dim, half = dim / 2, position = position_of(c, row);
     for (int64_t h = 0; h < c->heads; h++) {
         const int64_t at = row * c->stride + h * dim;
         float x_scratch[PIECE], dx_scratch[PIECE], dout_scratch[PIECE];

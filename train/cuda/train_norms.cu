@@ -290,7 +290,8 @@ struct head {
 
 __device__ inline head head_at(const qknorm_rope_call &c, int64_t n)
 {
-    const int64_t row = quotient(n, c.heads), h = n - row * c.heads, position = c.first + row - quotient(row, c.seq) * c.seq;
+    const int64_t row = quotient(n, c.heads), h = n - row * c.heads;
+    const int64_t position = c.positions ? c.positions[row] : c.first + row - quotient(row, c.seq) * c.seq;
     return {row * c.stride + h * c.dim, row * c.out_stride + h * c.dim, position * (c.dim / 2)};
 }
 

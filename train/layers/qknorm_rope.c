@@ -5,7 +5,8 @@
  *     out_i       = u_i cos(p f_i) - u_{i+D/2} sin(p f_i)              i < D/2, f_i = theta^(-2i/D)
  *     out_{i+D/2} = u_{i+D/2} cos(p f_i) + u_i sin(p f_i)
  *
- * x and out [rows, heads * D]; row b*seq + i is at position i, so positions restart in every sequence.
+ * x and out [rows, heads * D]; row b*seq + i is at position i, so positions restart in every sequence, unless a list
+ * says where rows are.
  *
  * Backward turns dout back by the same angle, g = R^T dout, and goes on as an RMS norm does: with h = g w and xs = x s,
  * dx = s (h - xs mean(h xs)) and dw += g xs.
@@ -27,6 +28,7 @@ static qknorm_rope_call call_of(const node *n)
                               .heads = l->rotate.heads,
                               .dim = l->rotate.dim,
                               .seq = l->rotate.seq,
+                              .positions = l->rotate.positions,
                               .stride = x->stride,
                               .out_stride = n->out->stride,
                               .type = n->out->type,
