@@ -263,12 +263,12 @@ static int by_text(const void *a, const void *b)
 /* Opens files of one kind. */
 static bool open_files(piece_list *list, const char *what, char **paths, size_t count, tokenizer *t, int32_t end)
 {
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 1; i < count; ++i)
         if (is_tokens(paths[i]) != is_tokens(paths[0]))
             return train_fail("%s: both texts and tokens: %s and %s", what, paths[0], paths[i]);
+    for (size_t i = 0; i < count; ++i)
         if (!open_file(list, paths[i], t, end))
             return false;
-    }
     return true;
 }
 
