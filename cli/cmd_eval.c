@@ -91,14 +91,14 @@ static bool open_data(eval_command *c)
         return false;
     const char *source = c->source ? c->source : config_find(&run, "data");
     const char *fraction = config_find(&run, "val-fraction");
-    data_options options = {
-        .source = source ? source : "world",
-        .world_seed = (uint64_t)(c->world_seed >= 0 ? c->world_seed : recorded_number(&run, "world-seed", 1)),
-        .world_lines = c->world_lines > 0 ? c->world_lines : recorded_number(&run, "world-lines", 20000),
-        .tokenizer = c->tokenizer ? c->tokenizer : config_find(&run, "tokenizer"),
-        .eot = config_find(&run, "eot"),
-        .validation = c->source ? NULL : config_find(&run, "val"),
-        .val_fraction = fraction ? strtod(fraction, NULL) : 0};
+    data_options options = {.source = source ? source : "world",
+                            .world_seed =
+                                (uint64_t)(c->world_seed >= 0 ? c->world_seed : recorded_number(&run, "world-seed", 1)),
+                            .world_lines = c->world_lines > 0 ? c->world_lines : recorded_number(&run, "world-lines", 20000),
+                            .tokenizer = c->tokenizer ? c->tokenizer : config_find(&run, "tokenizer"),
+                            .eot = config_find(&run, "eot"),
+                            .validation = c->source ? NULL : config_find(&run, "val"),
+                            .val_fraction = fraction ? strtod(fraction, NULL) : 0};
     if (c->seq == 0)
         c->seq = recorded_number(&run, "seq", c->state.model.max_seq);
     c->d = data_open(&options);

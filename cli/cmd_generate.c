@@ -138,8 +138,8 @@ static bool open_tokenizer(generate_command *c)
         return false;
     c->words = tokenizer_open(c->tokenizer ? c->tokenizer : config_find(&run, "tokenizer"));
     config_free(&run);
-    return c->words ||
-           (!c->tokenizer && train_fail("%.600s (the tokenizer of the training run; --tokenizer names another)", train_error()));
+    return c->words || (!c->tokenizer &&
+                        train_fail("%.600s (the tokenizer of the training run; --tokenizer names another)", train_error()));
 }
 
 static bool make_prompt(generate_command *c)
@@ -249,7 +249,8 @@ static int run_command(generate_command *c)
     const double start = evaluate_seconds();
     generate_end end =
         generate(c->d, c->capacity, &s, c->input.ids, (int64_t)c->input.count,
-                 &(generate_options){.tokenizer = c->words, .tokens = c->tokens, .stop = c->stop_text.bytes, .token = on_token, .user = c});
+                 &(generate_options){
+                     .tokenizer = c->words, .tokens = c->tokens, .stop = c->stop_text.bytes, .token = on_token, .user = c});
     const double seconds = evaluate_seconds() - start;
     sampler_free(&s);
     if (end == GENERATE_FAILED) {

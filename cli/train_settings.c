@@ -21,15 +21,9 @@ static const char other_data[] = "training goes on with other data",
                   other_rounding[] = "numbers are rounded otherwise from here on";
 static const struct {
     const char *name, *meaning;
-} noted[] = {{"data", other_data},
-             {"world-seed", other_data},
-             {"world-lines", other_data},
-             {"val", other_data},
-             {"val-fraction", other_data},
-             {"tokenizer", other_data},
-             {"eot", other_data},
-             {"device", other_rounding},
-             {"dtype", other_rounding}};
+} noted[] = {{"data", other_data}, {"world-seed", other_data},   {"world-lines", other_data},
+             {"val", other_data},  {"val-fraction", other_data}, {"tokenizer", other_data},
+             {"eot", other_data},  {"device", other_rounding},   {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
 static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume",
                                         "log",    "json",        "untied",       "flash",       "peak",
@@ -52,7 +46,8 @@ static void make_table(train_settings *s)
 {
     const double most = 9e15;
     const option_spec table[] = {
-        {"data", "WHAT", OPTION_TEXT, &s->data, .help = "world, or a text, a *.bin or *.npy of tokens, a folder or pattern of them"},
+        {"data", "WHAT", OPTION_TEXT, &s->data,
+         .help = "world, or a text, a *.bin or *.npy of tokens, a folder or pattern of them"},
         {"val", "WHAT", OPTION_TEXT, &s->val, .help = "validate on this; else on *val* of several files, else on a part"},
         {"val-fraction", "X", OPTION_DOUBLE, &s->val_fraction, .low = 1e-9, .high = 0.9, .help = "how large a part"},
         {"tokenizer", "FILE", OPTION_TEXT, &s->tokenizer, .help = "of texts: a tokenizer.json of byte-level BPE, or bytes"},

@@ -26,9 +26,9 @@ typedef struct attention {
     number_type type; /* of q, k, v, out and their gradients; lse is float */
     bool widens;      /* the context is given floats */
     int64_t batch, heads, heads_kv, seq_q, seq_k, dim;
-    dropout drop; /* of probabilities */
+    dropout drop;             /* of probabilities */
     const int32_t *documents; /* [batch, seq], of the device: rows attend within their document; NULL: to all before them */
-    ranks *ring;  /* whose shards have the other rows of the sequences (ring.h); NULL: all rows are here */
+    ranks *ring;              /* whose shards have the other rows of the sequences (ring.h); NULL: all rows are here */
 } attention;
 
 /* Where the rows of a tensor lie: row b*seq + i at data + (b*seq + i) * stride, head h at column h*dim. */

@@ -153,8 +153,8 @@ bool data_check(const dataset *d, int64_t vocab, const char *whose)
     for (int64_t i = 0; i < d->list.count; ++i) {
         const piece *p = &d->list.pieces[i];
         if (p->most >= vocab && !(p->text && tokenizer_is_bytes(d->words)))
-            return train_fail("%s: token %lld is %lld, but the vocabulary of %s has %lld tokens", p->name, (long long)p->most_at,
-                              (long long)p->most, whose, (long long)vocab);
+            return train_fail("%s: token %lld is %lld, but the vocabulary of %s has %lld tokens", p->name,
+                              (long long)p->most_at, (long long)p->most, whose, (long long)vocab);
     }
     return d->vocab <= vocab ||
            train_fail("vocab: %s has %lld tokens, the data %lld", whose, (long long)vocab, (long long)d->vocab);

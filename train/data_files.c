@@ -71,8 +71,7 @@ static bool open_bin(piece *p)
     p->width = 2;
     p->tokens = (int64_t)p->map_size / 2;
     if (header[0] != BIN_MAGIC)
-        return p->map_size % 2 == 0 ||
-               train_fail("%s: %zu bytes are no whole number of 16-bit tokens", p->name, p->map_size);
+        return p->map_size % 2 == 0 || train_fail("%s: %zu bytes are no whole number of 16-bit tokens", p->name, p->map_size);
     if (header[1] != 1)
         return train_fail("%s: token file of version %d, only 1 is known", p->name, header[1]);
     if (header[2] < 0 || p->map_size != BIN_HEADER + 2 * (size_t)header[2])
@@ -156,7 +155,8 @@ static bool measure(piece *p)
     for (int64_t i = 0; i < p->tokens; ++i) {
         const int64_t token = piece_token(p, i);
         if (token < 0 || token > INT32_MAX)
-            return train_fail("%s: token %lld is %lld, but must be 0 .. %d", p->name, (long long)i, (long long)token, INT32_MAX);
+            return train_fail("%s: token %lld is %lld, but must be 0 .. %d", p->name, (long long)i, (long long)token,
+                              INT32_MAX);
         if (token > p->most) {
             p->most = token;
             p->most_at = i;

@@ -1,6 +1,6 @@
 /*
- * The files that tokens come from; for data.c. A piece is one file, or text that was made: a run of numbers of 1, 2, 4 or 8 bytes,
- * each a token.
+ * The files that tokens come from; for data.c. A piece is one file, or text that was made: a run of numbers of 1, 2, 4 or 8
+ * bytes, each a token.
  *
  *     text     bytes; with a tokenizer.json it is encoded when it is opened, and its tokens are kept
  *     *.bin    16-bit tokens, with the 1024-byte header of llm.c (magic 20240520, version 1, count) or without any
@@ -33,8 +33,8 @@ typedef struct piece_list {
     int64_t count;
 } piece_list;
 
-/* Appends what a path names: a file, a folder's *.txt or *.bin and *.npy, or the files that a pattern with * ? [ matches, in the
- * order of their names. Text of a folder or a pattern ends with `end`, if that is not -1. False, with train_error() set. */
+/* Appends what a path names: a file, a folder's *.txt or *.bin and *.npy, or the files that a pattern with * ? [ matches, in
+ * the order of their names. Text of a folder or a pattern ends with `end`, if that is not -1. False, with train_error() set. */
 bool pieces_open(piece_list *list, const char *path, tokenizer *t, int32_t end);
 /* Appends text that the list owns from now on. */
 bool pieces_add_text(piece_list *list, const char *name, char *text, size_t size, tokenizer *t);

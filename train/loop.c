@@ -353,9 +353,8 @@ static bool sample(trainer *t)
     sampler_init(&s,
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);
-    generate_end end =
-        generate(d, longest, &s, &prompt, 1,
-                 &(generate_options){.tokenizer = t->words, .tokens = count, .token = collect, .user = &c});
+    generate_end end = generate(d, longest, &s, &prompt, 1,
+                                &(generate_options){.tokenizer = t->words, .tokens = count, .token = collect, .user = &c});
     if (end != GENERATE_FAILED && options->sample)
         options->sample(options->user, t->o->step, c.tokens, c.count);
     sampler_free(&s);

@@ -106,8 +106,8 @@ bool model_zero_grad(model *m);
  * logits and the gradients are those of these rows. */
 typedef struct model_step model_step;
 
-/* Documents that stand one behind the other in a sequence, each with its end token. Rows attend within their document; positions
- * begin anew in each, and what follows an end token is no target, unless the options say otherwise. */
+/* Documents that stand one behind the other in a sequence, each with its end token. Rows attend within their document;
+ * positions begin anew in each, and what follows an end token is no target, unless the options say otherwise. */
 typedef struct document_options {
     bool on; /* false: a sequence is one document, whatever it holds */
     int32_t end;

@@ -23,7 +23,7 @@ struct model_step {
     loss_state loss;
     int32_t *documents, *positions; /* [rows] each, of the device; NULL: not wanted */
     int32_t *split;                 /* [3][rows], of the host: documents, positions, targets; NULL: no documents */
-    uint64_t seed, places; /* of dropout: what it draws, and how many places were recorded */
+    uint64_t seed, places;          /* of dropout: what it draws, and how many places were recorded */
 };
 
 /* Dropout in the next place. */

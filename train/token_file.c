@@ -89,8 +89,9 @@ bool token_file_write(const char *path, const data_tokens *tokens, int32_t end, 
     if (!bin && !has_ending(path, ".npy"))
         return train_fail("%s: ends neither in .bin nor in .npy", path);
     if (bin && (vocab > NARROW || tokens->count >= INT32_MAX))
-        return train_fail("%s: a .bin holds tokens below %d, and less than 2^31 of them, but here are %lld below %lld: use .npy",
-                          path, NARROW, (long long)tokens->count, (long long)vocab);
+        return train_fail(
+            "%s: a .bin holds tokens below %d, and less than 2^31 of them, but here are %lld below %lld: use .npy", path,
+            NARROW, (long long)tokens->count, (long long)vocab);
     output *o = text_alloc(sizeof *o);
     text_buffer beside = {0};
     text_format(&beside, "%s.part", path);

@@ -383,7 +383,8 @@ static bool add_template(file *f, const cJSON *processor, const cJSON *piece, to
     cJSON_ArrayForEach(id, ids)
     {
         if (id_of(id) < 0 || id_of(id) >= f->t->vocab || list->count >= 64)
-            return train_fail("%s: post_processor: '%.60s' has an id that is no token, or they are more than 64", f->path, name);
+            return train_fail("%s: post_processor: '%.60s' has an id that is no token, or they are more than 64", f->path,
+                              name);
         token_list_add(list, id_of(id));
     }
     return true;

@@ -1,6 +1,6 @@
 /*
- * What tokenizers ask of Unicode 16: classes of characters, and the normal form C. Bytes that are not UTF-8 stand for themselves:
- * each is one character of no class, and normalising keeps it.
+ * What tokenizers ask of Unicode 16: classes of characters, and the normal form C. Bytes that are not UTF-8 stand for
+ * themselves: each is one character of no class, and normalising keeps it.
  */
 #ifndef TRAIN_UNICODE_H
 #define TRAIN_UNICODE_H

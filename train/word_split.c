@@ -10,12 +10,13 @@
 
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
 #define NEWER(digits)                                                                                                          \
-    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                                              \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-static const char *const expressions[] = {
-    [WORDS_GPT2] = CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-    [WORDS_QWEN] = NEWER("\\p{N}"),
-    [WORDS_LLAMA3] = NEWER("\\p{N}{1,3}")};
+static const char *const expressions[] = {[WORDS_GPT2] =
+                                              CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+                                          [WORDS_QWEN] = NEWER("\\p{N}"),
+                                          [WORDS_LLAMA3] = NEWER("\\p{N}{1,3}")};
 
 bool word_pattern_of(const char *expression, word_pattern *pattern)
 {

@@ -1,5 +1,5 @@
 /*
- * Bytes as training data: a file of 16-bit tokens, a text, or a folder of texts. Whatever is opened gives tokens of its
+ * Bytes as training data: a file of 16-bit tokens or of .npy, a text, or several texts. Whatever is opened gives tokens of its
  * vocabulary, in training's order and in evaluation's.
  */
 #include "fuzz.h"
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { KIND_TOKENS, KIND_TEXT, KIND_FOLDER, KINDS };
+enum { KIND_TOKENS, KIND_TEXT, KIND_FOLDER, KINDS, KIND_NPY = KINDS };
 enum { SEQ_MOST = 40, BATCH_MOST = 3 };
 
 static const char *const names[] = {"a.txt", "b.txt", "c.txt"};
@@ -23,6 +23,7 @@ static const char *lay_out(fuzz_input *in, int kind, char path[320])
         for (int i = 0; i < 3; i++)
             fuzz_link(names[i], i);
         fuzz_link("tokens.bin", 3);
+        fuzz_link("tokens.npy", 3);
         linked = true;
     }
     if (kind == KIND_FOLDER) {
@@ -30,10 +31,12 @@ static const char *lay_out(fuzz_input *in, int kind, char path[320])
             const fuzz_input part = fuzz_part(in, i < 2 ? fuzz_byte(in) : in->left);
             fuzz_file(i, part.bytes, part.left);
         }
-        return fuzz_folder();
+        snprintf(path, 320, "%s/?.txt", fuzz_folder());
+        return path;
     }
     fuzz_file(kind == KIND_TEXT ? 0 : 3, in->bytes, in->left);
-    snprintf(path, 320, "%s/%s", fuzz_folder(), kind == KIND_TEXT ? names[0] : "tokens.bin");
+    const char *name = kind == KIND_TEXT ? names[0] : kind == KIND_NPY ? "tokens.npy" : "tokens.bin";
+    snprintf(path, 320, "%s/%s", fuzz_folder(), name);
     return path;
 }
 
@@ -70,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     fuzz_input in = {data, size};
     char path[320];
-    const int kind = fuzz_byte(&in) % KINDS;
+    const int first = fuzz_byte(&in), kind = first < 3 * 64 ? first % KINDS : KIND_NPY;
     const int64_t seq = fuzz_byte(&in) % SEQ_MOST + 1, batch = fuzz_byte(&in) % BATCH_MOST + 1;
     const uint64_t seed = fuzz_byte(&in);
     const data_position position = {(int8_t)fuzz_byte(&in), (int8_t)fuzz_byte(&in)};
@@ -80,7 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (d) {
         read_split(d, WORLD_TRAIN, seq, batch, seed, position);
         read_split(d, WORLD_VAL, seq, batch, seed, position);
-        FUZZ_CHECK(data_is_text(d) == (kind != KIND_TOKENS));
+        FUZZ_CHECK(data_is_text(d) == (kind == KIND_TEXT || kind == KIND_FOLDER));
     }
     data_close(d);
     return 0;

@@ -85,6 +85,31 @@ def write(folder, target, files):
             file.write(content)
 
 
+def tokenizers():
+    """Small files of byte-level BPE, each with a text before it."""
+    letters = [b for b in range(256) if 0x21 <= b <= 0x7E or b >= 0xA1 and b != 0xAD]
+    rest = [b for b in range(256) if b not in letters]
+    vocab = {chr(b if b in letters else 256 + rest.index(b)): b for b in range(256)}
+    vocab |= {"th": 256, "the": 257, "Ġt": 258}
+    newer = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+             r"|\s+(?!\S)|\s+")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
+    split = {"type": "Split", "pattern": {"Regex": newer}, "behavior": "Isolated", "invert": False}
+    added = {"id": 259, "content": "<e>", "special": True, "lstrip": True, "rstrip": True, "normalized": False}
+    plain = {"added_tokens": [added], "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None,
+             "decoder": {"type": "ByteLevel"},
+             "model": {"type": "BPE", "vocab": vocab, "merges": ["t h", "th e", "Ġ t"], "ignore_merges": True}}
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<e>"}}, {"Sequence": {"id": "A"}}],
+                "special_tokens": {"<e>": {"ids": [259]}}}
+    other = dict(plain, normalizer={"type": "NFC"}, post_processor=template,
+                 added_tokens=[dict(added, normalized=True, special=False, single_word=True)],
+                 pre_tokenizer={"type": "Sequence", "pretokenizers": [split, dict(byte_level, use_regex=False)]},
+                 model=dict(plain["model"], merges=[["t", "h"]], ignore_merges=False))
+    text = "the  <e> 12 it's e\u0301\r\n".encode()
+    return [bytes([len(text)]) + text + json.dumps(file, ensure_ascii=False, separators=(",", ":")).encode()
+            for file in (plain, other)]
+
+
 def main():
     program, folder = os.path.abspath(sys.argv[1]), sys.argv[2]
     text = run(program, "world", "--lines", "20")
@@ -98,6 +123,7 @@ def main():
                                  for s, m, o in runs])
     write(folder, "tokens", tokens(text))
     write(folder, "text", texts(text))
+    write(folder, "tokenizer", tokenizers())
     for target in "api", "merge", "cache":
         write(folder, target, [bytes([i]) * (8 + 16 * i) for i in range(12)])
 

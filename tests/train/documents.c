@@ -1,6 +1,6 @@
 /*
- * Documents in one sequence: each row has the logits that it has in its document alone, gradients are the sum of the documents',
- * and what stands in another document changes no bit.
+ * Documents in one sequence: each row has the logits that it has in its document alone, gradients are the sum of the
+ * documents', and what stands in another document changes no bit.
  */
 #include "support.h"
 #include "train/error.h"
@@ -140,8 +140,9 @@ static void test_options(void **state)
     check_error("positions", error_ff(step_logits(s), restarted, ROWS * VOCAB), 2e-5);
     assert_true(memcmp(step_logits(s) + 15 * VOCAB, restarted + 15 * VOCAB, 10 * VOCAB * sizeof *restarted) != 0);
     step_free(s);
-    assert_null(step_create(m, test_runtime(),
-                            &(step_options){.batch = 1, .seq = SEQ, .attention = path_of("block:8"), .documents = {.on = true}}));
+    assert_null(
+        step_create(m, test_runtime(),
+                    &(step_options){.batch = 1, .seq = SEQ, .attention = path_of("block:8"), .documents = {.on = true}}));
     assert_non_null(strstr(train_error(), "documents"));
     model_free(m);
 }

@@ -28,8 +28,8 @@ bool linear_forward(device *d, void *out, number_type out_type, const void *x, n
 tensor *layer_rmsnorm(tape *t, tensor *x, const parameter *weight, double eps);
 
 /* Per head: the norm of a query or key, then its rotation by its position.
- * x, out [rows, heads * dim] (x may be a view), weight [dim], cos and sin [max_seq, dim/2]; row b*seq + i is at position i, unless positions
- * [rows] say otherwise (read at every replay). */
+ * x, out [rows, heads * dim] (x may be a view), weight [dim], cos and sin [max_seq, dim/2]; row b*seq + i is at position i,
+ * unless positions [rows] say otherwise (read at every replay). */
 typedef struct rotation {
     const float *cos, *sin;
     int64_t heads, dim, seq;
