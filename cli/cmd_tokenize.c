@@ -24,12 +24,12 @@ static int32_t last_end(const dataset *d, const data_tokens *all)
 static int run_command(const tokenize_command *c)
 {
     const data_options options = {.source = c->source, .tokenizer = c->tokenizer, .eot = c->eot};
-    dataset *d = data_open(&options);
+    dataset *d = token_file_name(c->out) ? data_open(&options) : NULL;
     bool good = d != NULL;
-    if (good && data_end(d) < 0)
-        good = train_fail("--eot: %s names no token that ends a text, so say which one does", c->tokenizer);
     if (good && !data_is_text(d))
         good = train_fail("%s: holds tokens, not text", c->source);
+    if (good && data_end(d) < 0)
+        good = train_fail("--eot: %s names no token that ends a text, so say which one does", c->tokenizer);
     if (good) {
         const data_tokens all = data_all(d);
         const int32_t end = last_end(d, &all);
@@ -52,7 +52,7 @@ int cmd_tokenize(int argc, char **argv)
         {"data", "WHAT", OPTION_TEXT, &c.source, .help = "a text, or a folder or pattern of texts"},
         {"tokenizer", "FILE", OPTION_TEXT, &c.tokenizer, .help = "a tokenizer.json of byte-level BPE, or bytes"},
         {"eot", "TOKEN", OPTION_TEXT, &c.eot, .help = "what ends each text, by name or number; else the tokenizer's own"},
-        {"out", "FILE", OPTION_TEXT, &c.out, .help = "*.bin as llm.c has it, or *.npy"},
+        {"out", "FILE", OPTION_TEXT, &c.out, .help = "*.bin as llm.c has it, or *.npy; of 16 or 32 bits"},
         {0}};
     const option_set set = {.usage = "fattn tokenize --data WHAT --out FILE [options]",
                             .about = "Encodes texts, in the order of their names, as one file of tokens for train --data.",

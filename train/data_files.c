@@ -15,7 +15,10 @@
 
 #include "error.h"
 
-enum { BIN_HEADER = 1024, BIN_MAGIC = 20240520, NPY_HEADER_MOST = 1 << 16 };
+enum { BIN_HEADER = BIN_NUMBERS * 4, NPY_HEADER_MOST = 1 << 16 };
+
+/* GPT-2's and Llama 3's. Without a header a file would begin with token 55432 or 55713, which GPT-2's 50257 are below. */
+const bin_format bin_formats[BIN_FORMATS] = {{20240520, 1, 2}, {20240801, 7, 4}};
 
 /* Maps a regular file; an empty one has bytes NULL. */
 static bool map_piece(const char *path, piece *p)
@@ -35,7 +38,7 @@ static bool map_piece(const char *path, piece *p)
         return train_fail("%s: %s", path, strerror(reason));
     }
     if (!S_ISREG(info.st_mode))
-        return train_fail("%s: neither a file nor a folder", path);
+        return train_fail(S_ISDIR(info.st_mode) ? "%s: is a folder" : "%s: neither a file nor a folder", path);
     p->bytes = p->map;
     return true;
 }
@@ -66,32 +69,45 @@ int64_t piece_token(const piece *p, int64_t index)
 static bool open_bin(piece *p)
 {
     int32_t header[3] = {0};
-    if (p->map_size >= BIN_HEADER)
-        memcpy(header, p->bytes, sizeof header);
+    const size_t begins = p->map_size < sizeof header ? p->map_size : sizeof header;
+    const bin_format *format = bin_formats;
+    if (begins)
+        memcpy(header, p->bytes, begins);
+    while (format < bin_formats + BIN_FORMATS && format->magic != header[0])
+        ++format;
     p->width = 2;
     p->tokens = (int64_t)p->map_size / 2;
-    if (header[0] != BIN_MAGIC)
+    if (format == bin_formats + BIN_FORMATS)
         return p->map_size % 2 == 0 || train_fail("%s: %zu bytes are no whole number of 16-bit tokens", p->name, p->map_size);
-    if (header[1] != 1)
-        return train_fail("%s: token file of version %d, only 1 is known", p->name, header[1]);
-    if (header[2] < 0 || p->map_size != BIN_HEADER + 2 * (size_t)header[2])
-        return train_fail("%s: %zu bytes, but its header says %d tokens", p->name, p->map_size, header[2]);
+    if (header[1] != format->version)
+        return train_fail("%s: token file %d of version %d, only %d is known", p->name, format->magic, header[1],
+                          format->version);
+    if (header[2] < 0 || p->map_size != BIN_HEADER + (size_t)format->width * (size_t)header[2])
+        return train_fail("%s: %zu bytes, but its header says %d tokens of %d bytes from byte %d on", p->name, p->map_size,
+                          header[2], format->width, BIN_HEADER);
     p->bytes += BIN_HEADER;
     p->tokens = header[2];
+    p->width = format->width;
     return true;
 }
 
-/* What follows 'key': in the header's dictionary, or NULL. */
+/* What follows 'key': in the header's dictionary. */
 static const char *npy_value(const char *header, const char *key)
 {
     const char *at = strstr(header, key);
     if (!at)
-        return NULL;
+        return "not said";
     at += strlen(key);
     at += strspn(at, " ");
-    if (*at != ':')
-        return NULL;
-    return at + 1 + strspn(at + 1, " ");
+    return *at == ':' ? at + 1 + strspn(at + 1, " ") : "not said";
+}
+
+/* How much of a value a message shows: its text, or what its brackets hold. */
+static int value_length(const char *value)
+{
+    const char *end = strpbrk(value, *value == '(' ? ")" : *value == '[' ? "]" : ",}");
+    const size_t length = !end ? strlen(value) : (size_t)(end - value) + (*value == '(' || *value == '[');
+    return length < 40 ? (int)length : 40;
 }
 
 static bool read_npy_type(piece *p, const char *type)
@@ -101,13 +117,13 @@ static bool read_npy_type(piece *p, const char *type)
         int width;
         bool is_signed;
     } types[] = {{"'<u2'", 2, false}, {"'<u4'", 4, false}, {"'<i4'", 4, true}, {"'<i8'", 8, true}};
-    for (int i = 0; type && i < 4; ++i)
+    for (int i = 0; i < 4; ++i)
         if (strncmp(type, types[i].name, strlen(types[i].name)) == 0) {
             p->width = types[i].width;
             p->is_signed = types[i].is_signed;
             return true;
         }
-    return train_fail("%s: its type is %.20s, not '<u2', '<u4', '<i4' or '<i8'", p->name, type ? type : "not said");
+    return train_fail("%s: its type is %.*s, not '<u2', '<u4', '<i4' or '<i8'", p->name, value_length(type), type);
 }
 
 static bool read_npy_header(piece *p, const char *header, size_t data)
@@ -117,9 +133,9 @@ static bool read_npy_header(piece *p, const char *header, size_t data)
     if (!read_npy_type(p, npy_value(header, "'descr'")))
         return false;
     errno = 0;
-    const long long count = shape && *shape == '(' && shape[1] >= '0' && shape[1] <= '9' ? strtoll(shape + 1, &end, 10) : -1;
+    const long long count = *shape == '(' && shape[1] >= '0' && shape[1] <= '9' ? strtoll(shape + 1, &end, 10) : -1;
     if (!end || errno || strncmp(end, ",)", 2) != 0)
-        return train_fail("%s: its shape is %.20s, not one dimension", p->name, shape ? shape : "not said");
+        return train_fail("%s: its shape is %.*s, not one dimension", p->name, value_length(shape), shape);
     if (count > (long long)(p->map_size / (size_t)p->width) || p->map_size != data + (size_t)count * (size_t)p->width)
         return train_fail("%s: %zu bytes, but its header says %lld tokens of %d bytes from byte %zu on", p->name, p->map_size,
                           count, p->width, data);
@@ -212,15 +228,9 @@ static piece *add_piece(piece_list *list, const char *name)
     return p;
 }
 
-static bool has_ending(const char *name, const char *ending)
-{
-    const size_t length = strlen(name), size = strlen(ending);
-    return length > size && strcmp(name + length - size, ending) == 0;
-}
-
 static bool is_tokens(const char *name)
 {
-    return has_ending(name, ".bin") || has_ending(name, ".npy");
+    return text_ends(name, ".bin") || text_ends(name, ".npy");
 }
 
 static bool open_file(piece_list *list, const char *path, tokenizer *t, int32_t end)
@@ -228,9 +238,9 @@ static bool open_file(piece_list *list, const char *path, tokenizer *t, int32_t 
     piece *p = add_piece(list, path);
     if (!map_piece(path, p))
         return false;
-    if (has_ending(path, ".bin"))
+    if (text_ends(path, ".bin"))
         return open_bin(p) && measure(p);
-    if (has_ending(path, ".npy"))
+    if (text_ends(path, ".npy"))
         return open_npy(p) && measure(p);
     p->end = end;
     return open_text(p, p->map_size, t);
@@ -246,7 +256,7 @@ bool pieces_add_text(piece_list *list, const char *name, char *text, size_t size
 
 static int only_data(const struct dirent *entry)
 {
-    return has_ending(entry->d_name, ".txt") || is_tokens(entry->d_name);
+    return text_ends(entry->d_name, ".txt") || is_tokens(entry->d_name);
 }
 
 /* By bytes, not by the locale, so that the order is the same everywhere. */

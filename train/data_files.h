@@ -3,7 +3,7 @@
  * bytes, each a token.
  *
  *     text     bytes; with a tokenizer.json it is encoded when it is opened, and its tokens are kept
- *     *.bin    16-bit tokens, with the 1024-byte header of llm.c (magic 20240520, version 1, count) or without any
+ *     *.bin    16-bit tokens as nanoGPT has them, without a header; or one of llm.c's two formats
  *     *.npy    one dimension of uint16, uint32, int32 or int64, little-endian, format 1 to 3
  *
  * Files are mapped, not read.
@@ -12,6 +12,14 @@
 #define TRAIN_DATA_FILES_H
 
 #include "tokenizer.h"
+
+/* llm.c: a header of 256 int32, which begins with magic, version and how many tokens follow it. */
+typedef struct bin_format {
+    int32_t magic, version;
+    int width;
+} bin_format;
+enum { BIN_FORMATS = 2, BIN_NUMBERS = 256 };
+extern const bin_format bin_formats[BIN_FORMATS]; /* of 16 bits, of 32 bits */
 
 typedef struct piece {
     char *name;

@@ -119,3 +119,9 @@ void text_free(text_buffer *t)
     free(t->bytes);
     *t = (text_buffer){0};
 }
+
+bool text_ends(const char *text, const char *ending)
+{
+    const size_t length = strlen(text), size = strlen(ending);
+    return length > size && strcmp(text + length - size, ending) == 0;
+}

@@ -5,6 +5,7 @@
 #ifndef TRAIN_TEXT_H
 #define TRAIN_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct text_buffer {
@@ -26,6 +27,9 @@ void text_free(text_buffer *t);
 
 /* The bytes of the valid UTF-8 character that starts at `bytes`; 0 if none does, or if `count` ends inside it. */
 size_t text_utf8(const void *bytes, size_t count);
+
+/* Whether a text ends with another one, and is longer. */
+bool text_ends(const char *text, const char *ending);
 
 /* Memory or the end of the program, with a message. */
 void *text_alloc(size_t size);

@@ -9,9 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "data_files.h"
 #include "error.h"
 
-enum { BLOCK = 1 << 16, NARROW = 65536, BIN_MAGIC = 20240520, BIN_NUMBERS = 256, NPY_HEADER = 128 };
+enum { BLOCK = 1 << 16, NARROW = 65536, NPY_HEADER = 128 };
 
 typedef struct output {
     FILE *file;
@@ -29,7 +30,8 @@ static bool write_tokens(output *o, size_t count)
 
 static bool write_bin_header(output *o, int64_t count)
 {
-    const int32_t header[BIN_NUMBERS] = {BIN_MAGIC, 1, (int32_t)count};
+    const bin_format *format = &bin_formats[!o->narrow];
+    const int32_t header[BIN_NUMBERS] = {format->magic, format->version, (int32_t)count};
     return fwrite(header, sizeof header, 1, o->file) == 1;
 }
 
@@ -77,21 +79,19 @@ static bool write_beside(const char *path, const char *beside, output *o, bool b
     return train_fail_as(TRAIN_ERROR_WORK, "%s: %s", path, strerror(reason));
 }
 
-static bool has_ending(const char *path, const char *ending)
+bool token_file_name(const char *path)
 {
-    const size_t length = strlen(path);
-    return length > strlen(ending) && strcmp(path + length - strlen(ending), ending) == 0;
+    return text_ends(path, ".bin") || text_ends(path, ".npy") || train_fail("%s: ends neither in .bin nor in .npy", path);
 }
 
 bool token_file_write(const char *path, const data_tokens *tokens, int32_t end, int64_t vocab)
 {
-    const bool bin = has_ending(path, ".bin");
-    if (!bin && !has_ending(path, ".npy"))
-        return train_fail("%s: ends neither in .bin nor in .npy", path);
-    if (bin && (vocab > NARROW || tokens->count >= INT32_MAX))
-        return train_fail(
-            "%s: a .bin holds tokens below %d, and less than 2^31 of them, but here are %lld below %lld: use .npy", path,
-            NARROW, (long long)tokens->count, (long long)vocab);
+    const bool bin = text_ends(path, ".bin");
+    if (!token_file_name(path))
+        return false;
+    if (bin && tokens->count >= INT32_MAX)
+        return train_fail("%s: a .bin holds less than %d tokens, but here are %lld: use .npy", path, INT32_MAX,
+                          (long long)tokens->count);
     output *o = text_alloc(sizeof *o);
     text_buffer beside = {0};
     text_format(&beside, "%s.part", path);
