@@ -187,7 +187,7 @@ static int open_data(train_command *c)
     if (!c->d)
         return wrong();
     if (s->documents && data_end(c->d) < 0) {
-        cli_error("--documents: the tokenizer %s names no token that ends a text: say it with --eot", s->tokenizer);
+        cli_error("--documents: no token is known that ends a text of %s: say it with --eot, or the --tokenizer", s->data);
         return CLI_WRONG;
     }
     if (c->s.vocab == 0)

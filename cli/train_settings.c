@@ -48,7 +48,7 @@ static void make_table(train_settings *s)
     const option_spec table[] = {
         {"data", "WHAT", OPTION_TEXT, &s->data,
          .help = "world, or a text, a *.bin or *.npy of tokens, a folder or pattern of them"},
-        {"val", "WHAT", OPTION_TEXT, &s->val, .help = "validate on this; else on *val* of several files, else on a part"},
+        {"val", "WHAT", OPTION_TEXT, &s->val, .help = "validate on this; else on files named val, else on a part"},
         {"val-fraction", "X", OPTION_DOUBLE, &s->val_fraction, .low = 1e-9, .high = 0.9, .help = "how large a part"},
         {"tokenizer", "FILE", OPTION_TEXT, &s->tokenizer, .help = "of texts: a tokenizer.json of byte-level BPE, or bytes"},
         {"eot", "TOKEN", OPTION_TEXT, &s->eot, .help = "what ends a text, by name or number; else the tokenizer's own"},

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "data_files.h"
 #include "error.h"
@@ -25,21 +26,41 @@ static bool is_said(const char *text)
     return text && *text;
 }
 
-static bool open_world(dataset *d, const data_options *options)
+static bool is_world(const char *source)
 {
-    size_t size;
-    char *text = world_text(options->world_seed, WORLD_TRAIN, options->world_lines, &size);
-    if (!pieces_add_text(&d->list, "world", text, size, d->words))
-        return false;
-    text = world_text(options->world_seed, WORLD_VAL, (options->world_lines + 9) / 10, &size);
-    return pieces_add_text(&d->list, "world", text, size, d->words);
+    return strcmp(source, "world") == 0;
 }
 
-/* Whether a file's own name says that it is for validation. */
+/* Appends a source's pieces; of the world this part. */
+static bool open_source(dataset *d, const data_options *options, const char *source, world_split split)
+{
+    size_t size;
+    if (!is_world(source))
+        return pieces_open(&d->list, source, d->words, d->end);
+    char *text = world_text(options->world_seed, split,
+                            split == WORLD_TRAIN ? options->world_lines : (options->world_lines + 9) / 10, &size);
+    return pieces_add_text(&d->list, source, text, size, d->words);
+}
+
+static bool is_letter(char c)
+{
+    return ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || (unsigned char)c >= 0x80;
+}
+
+/* Whether a word of a file's own name says that it is for validation. */
 static bool is_validation(const piece *p)
 {
+    static const char *const words[] = {"val", "valid", "validation"};
     const char *slash = strrchr(p->name, '/');
-    return strstr(slash ? slash + 1 : p->name, "val") != NULL;
+    size_t length;
+    for (const char *at = slash ? slash + 1 : p->name; *at; at += length + !length) {
+        for (length = 0; is_letter(at[length]);)
+            ++length;
+        for (size_t i = 0; i < sizeof words / sizeof *words; ++i)
+            if (length == strlen(words[i]) && strncasecmp(at, words[i], length) == 0)
+                return true;
+    }
+    return false;
 }
 
 /* Puts the pieces for validation last, each kind in its order, and returns how many are to learn from. */
@@ -62,13 +83,12 @@ static int64_t sort_by_use(piece_list *list)
 /* The places of all pieces, and the vocabulary. */
 static void lay_out(dataset *d)
 {
-    d->vocab = tokenizer_is_bytes(d->words) ? 1 : tokenizer_vocab(d->words);
+    d->vocab = tokenizer_is_bytes(d->words) ? d->end + 1 : tokenizer_vocab(d->words);
     for (int64_t i = 0; i < d->list.count; ++i) {
         piece *p = &d->list.pieces[i];
-        const int64_t most = p->most > p->end ? p->most : p->end;
         p->start = d->total;
         d->total += p->tokens + (p->end >= 0);
-        d->vocab = most + 1 > d->vocab ? most + 1 : d->vocab;
+        d->vocab = p->most + 1 > d->vocab ? p->most + 1 : d->vocab;
     }
 }
 
@@ -77,19 +97,33 @@ static int64_t last_part(int64_t total, double fraction)
     return (int64_t)floor((double)total * (fraction > 0 ? fraction : 0.1));
 }
 
+/* Opens what to validate with, or finds it in the source; how many of the pieces are to learn from, or -1. */
+static int64_t open_validation(dataset *d, const data_options *options)
+{
+    const char *other = is_said(options->validation) ? options->validation : is_world(options->source) ? "world" : NULL;
+    const int64_t learned = d->list.count;
+    if (!other)
+        return sort_by_use(&d->list);
+    if (!open_source(d, options, other, WORLD_VAL))
+        return -1;
+    if (tokenizer_is_bytes(d->words) && d->list.pieces[0].text != d->list.pieces[learned].text) {
+        train_fail("%s: tokens beside the text of %s, whose tokenizer is not named", data_is_text(d) ? other : options->source,
+                   data_is_text(d) ? options->source : other);
+        return -1;
+    }
+    return learned;
+}
+
 /* A tokenizer that was named says what tokens there are, also for files of tokens. */
 static bool open_all(dataset *d, const data_options *options)
 {
-    const bool generated = strcmp(options->source, "world") == 0;
-    if (generated ? !open_world(d, options) : !pieces_open(&d->list, options->source, d->words, d->end))
+    if (!open_source(d, options, options->source, WORLD_TRAIN))
         return false;
-    int64_t learned = generated ? 1 : d->list.count;
-    if (is_said(options->validation)) {
-        learned = d->list.count;
-        if (!pieces_open(&d->list, options->validation, d->words, d->end))
-            return false;
-    } else if (!generated)
-        learned = sort_by_use(&d->list);
+    const int64_t learned = open_validation(d, options);
+    if (learned < 0)
+        return false;
+    if (tokenizer_is_bytes(d->words) && !is_said(options->eot) && !data_is_text(d))
+        d->end = -1; /* what the numbers of a file stand for nobody has said */
     lay_out(d);
     if (d->total == 0)
         return train_fail("%s: is empty", options->source);
@@ -107,9 +141,12 @@ static bool find_end(dataset *d, const char *said)
         return true;
     const int32_t named = tokenizer_named(d->words, said);
     const long number = strtol(said, &rest, 10);
+    const int64_t vocab = tokenizer_is_bytes(d->words) ? INT_MAX : tokenizer_vocab(d->words);
+    if (named < 0 && (rest == said || *rest))
+        return train_fail("eot: '%s' is neither a token of the tokenizer nor the number of one", said);
     d->end = named >= 0 ? named : (int32_t)number;
-    return named >= 0 || (rest != said && !*rest && number >= 0 && number < INT_MAX) ||
-           train_fail("eot: '%s' is neither a token of the tokenizer nor the number of one", said);
+    return named >= 0 || (number >= 0 && number < vocab) ||
+           train_fail("eot: %s, but tokens are 0 .. %lld", said, (long long)vocab - 1);
 }
 
 dataset *data_open(const data_options *options)
@@ -156,6 +193,9 @@ bool data_check(const dataset *d, int64_t vocab, const char *whose)
             return train_fail("%s: token %lld is %lld, but the vocabulary of %s has %lld tokens", p->name,
                               (long long)p->most_at, (long long)p->most, whose, (long long)vocab);
     }
+    if (d->end >= vocab)
+        return train_fail("eot: texts end with token %d, but the vocabulary of %s has %lld tokens", d->end, whose,
+                          (long long)vocab);
     return d->vocab <= vocab ||
            train_fail("vocab: %s has %lld tokens, the data %lld", whose, (long long)vocab, (long long)d->vocab);
 }

@@ -8,8 +8,8 @@
  *     a pattern     the files that it matches, likewise
  *
  * Each text of a folder or a pattern is followed by the end token. Validation are the tokens of another source, else of those
- * files that have "val" in their names, else the last tenth. Files are mapped, not read, so they may be larger than memory; but
- * a text that a tokenizer.json is to encode is encoded when it is opened.
+ * files with the word val, valid or validation in their names, else the last tenth. Files are mapped, not read, so they may be
+ * larger than memory; but a text that a tokenizer.json is to encode is encoded when it is opened.
  */
 #ifndef TRAIN_DATA_H
 #define TRAIN_DATA_H
@@ -25,7 +25,7 @@ typedef struct data_options {
     uint64_t world_seed;
     int64_t world_lines;    /* of training; validation has a tenth of it */
     const char *tokenizer;  /* of texts: a tokenizer.json; NULL or "bytes": bytes */
-    const char *eot;        /* the token that ends a text, by its name or its number; NULL: the tokenizer's */
+    const char *eot;        /* the token that ends a text, by its name or its number; NULL: the tokenizer's, if there is one */
     const char *validation; /* a source; NULL: part of the other one */
     double val_fraction;    /* of that, where no file is for validation; 0: a tenth */
 } data_options;

@@ -44,6 +44,10 @@ same "$dir/plain/model.safetensors" "$dir/bin/model.safetensors"
 same "$dir/plain/model.safetensors" "$dir/npy/model.safetensors"
 wrong 'vocabulary of the model has 300 tokens' train $tiny --data "$dir/train.bin" --vocab 300 --steps 1
 wrong "'<none>'" train $tiny --data "$dir/train.bin" --documents --eot '<none>' --steps 1
+wrong 'no token is known that ends a text' train $tiny --data "$dir/train.bin" --documents --steps 1
+wrong 'end with token 900, but the vocabulary of the model has 800' \
+    train $tiny --data "$dir/train.bin" --documents --eot 900 --vocab 800 --steps 1
+works train $tiny --data "$dir/train.bin" --documents --eot 700 --steps 1 --out "$dir/numbers"
 
 # ------------------------------------------------------------------------------------------ documents, stopped and continued
 run whole --data "$dir/train.bin" --documents

@@ -118,6 +118,95 @@ static void test_validation(void **state)
     folder_remove(folder);
 }
 
+/* Words of a name say it, not letters within them. */
+static void test_names(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t validation; /* its 20 tokens, or a tenth of all 100 */
+    } cases[] = {{"interval.bin", 10},     {"eval_1.bin", 10}, {"caval\xc3\xa9.bin", 10}, {"zz.val.bin", 20},
+                 {"x-Validation.bin", 20}, {"valid1.bin", 20}, {"invalid.bin", 10}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        char folder[FOLDER_PATH], path[FOLDER_PATH];
+        folder_make(folder);
+        write_bin(folder_file(path, folder, "a.bin"), 0, 80);
+        write_bin(folder_file(path, folder, cases[i].name), 0, 20);
+        dataset *d = open_source(folder);
+        if (data_split(d, WORLD_VAL).count != cases[i].validation)
+            fail_msg("%s: %d tokens to validate with", cases[i].name, (int)data_split(d, WORLD_VAL).count);
+        data_close(d);
+        folder_remove(folder);
+    }
+}
+
+/* The world validates other texts, and others the world. */
+static void test_world(void **state)
+{
+    (void)state;
+    char folder[FOLDER_PATH], path[FOLDER_PATH];
+    folder_make(folder);
+    file_write(folder_file(path, folder, "a.txt"), "abcdefgh", 8);
+    data_options options = {.source = "world", .world_seed = 1, .world_lines = 100};
+    dataset *d = data_open(&options);
+    require(d);
+    const int64_t learned = data_split(d, WORLD_TRAIN).count, other = data_split(d, WORLD_VAL).count;
+    data_close(d);
+    options.validation = path;
+    d = data_open(&options);
+    require(d);
+    assert_int_equal(data_split(d, WORLD_TRAIN).count, learned);
+    assert_int_equal(data_split(d, WORLD_VAL).count, 8);
+    data_close(d);
+    options.source = path;
+    options.validation = "world";
+    d = data_open(&options);
+    require(d);
+    assert_int_equal(data_split(d, WORLD_TRAIN).count, 8);
+    assert_int_equal(data_split(d, WORLD_VAL).count, other);
+    data_close(d);
+    write_bin(folder_file(path, folder, "b.bin"), 0, 100);
+    assert_null(data_open(&options));
+    assert_non_null(strstr(train_error(), "b.bin: tokens beside the text of world"));
+    options.tokenizer = GOLDEN_DIR "/tokenizer_qwen.json";
+    d = data_open(&options);
+    require(d);
+    data_close(d);
+    folder_remove(folder);
+}
+
+/* What ends a text of tokens is known from the tokenizer or from what is said, which is within the vocabulary. */
+static void test_end(void **state)
+{
+    (void)state;
+    char folder[FOLDER_PATH], path[FOLDER_PATH];
+    folder_make(folder);
+    write_bin(folder_file(path, folder, "x.bin"), 0, COUNT);
+    data_options options = {.source = path};
+    dataset *d = data_open(&options);
+    require(d);
+    assert_int_equal(data_end(d), -1);
+    assert_int_equal(data_vocab(d), 301);
+    data_close(d);
+    options.eot = "50256";
+    d = data_open(&options);
+    require(d);
+    assert_int_equal(data_end(d), 50256);
+    assert_int_equal(data_vocab(d), 50257);
+    assert_false(data_check(d, 301, "the model"));
+    assert_non_null(strstr(train_error(), "eot: texts end with token 50256, but the vocabulary of the model has 301 tokens"));
+    data_close(d);
+    options.tokenizer = GOLDEN_DIR "/tokenizer_qwen.json";
+    assert_null(data_open(&options));
+    assert_non_null(strstr(train_error(), "eot: 50256, but tokens are 0 .. 708"));
+    options.eot = NULL;
+    d = data_open(&options);
+    require(d);
+    assert_int_equal(data_end(d), 700);
+    data_close(d);
+    folder_remove(folder);
+}
+
 static void read_windows(data_reader *reader, int64_t batch, int64_t windows, int32_t *out)
 {
     int32_t targets[8 * SEQ];
