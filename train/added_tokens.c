@@ -114,9 +114,9 @@ static size_t spaces_after(const char *bytes, size_t count, size_t at)
     return at;
 }
 
-bool added_tokens_find(const added_tokens *all, const char *bytes, size_t count, size_t from, added_match *match)
+bool added_tokens_find(const added_tokens *all, const char *bytes, size_t count, size_t from, size_t at, added_match *match)
 {
-    for (size_t at = from, end; at < count; ++at) {
+    for (size_t end; at < count; ++at) {
         const int32_t found = longest(all, bytes, count, at, &end);
         if (!found)
             continue;
@@ -126,7 +126,7 @@ bool added_tokens_find(const added_tokens *all, const char *bytes, size_t count,
             continue;
         }
         *match = (added_match){token->lstrip ? spaces_before(bytes, from, at) : at,
-                               token->rstrip ? spaces_after(bytes, count, end) : end, token->id};
+                               token->rstrip ? spaces_after(bytes, count, end) : end, end, token->id};
         return true;
     }
     return false;

@@ -29,11 +29,12 @@ void added_tokens_add(added_tokens *all, const char *content, size_t size, added
 void added_tokens_free(added_tokens *all);
 
 typedef struct added_match {
-    size_t begin, end;
+    size_t begin, end; /* with the spaces that it takes */
+    size_t next;       /* where its own bytes end: another token may begin with the spaces that it takes */
     int32_t id;
 } added_match;
 
-/* The first token at or after `from`, with the spaces that it takes from there on. False if there is none. */
-bool added_tokens_find(const added_tokens *all, const char *bytes, size_t count, size_t from, added_match *match);
+/* The first token at or after `at`; spaces before it are taken down to `from`. False if there is none. */
+bool added_tokens_find(const added_tokens *all, const char *bytes, size_t count, size_t from, size_t at, added_match *match);
 
 #endif

@@ -113,13 +113,14 @@ static void cut(tokenizer *t, int step, const char *bytes, size_t size, token_li
     text_free(&prefixed);
 }
 
-/* Calls `between` for what lies between tokens, and appends these. */
+/* Calls `between` for what lies between tokens, and appends these. Where a token stands in spaces that the one before it took,
+ * it is there as well, and what follows goes on behind it, as in Hugging Face's code. */
 static void look_for(tokenizer *t, const added_tokens *added, const char *bytes, size_t size,
                      void (*between)(tokenizer *t, const char *bytes, size_t size, token_list *out), token_list *out)
 {
     added_match match;
     size_t from = 0;
-    while (added->token_count && added_tokens_find(added, bytes, size, from, &match)) {
+    for (size_t at = 0; added->token_count && added_tokens_find(added, bytes, size, from, at, &match); at = match.next) {
         if (match.begin > from)
             between(t, bytes + from, match.begin - from, out);
         token_list_add(out, match.id);

@@ -8,8 +8,8 @@
  *     decoder         none or ByteLevel
  *     added_tokens    with all their properties
  *
- * Everything else is refused by its name. In the file a byte is written as a character: itself where it can be printed, else
- * U+0100 and the next ones in order.
+ * Everything else is refused by its name, but for truncation and padding, which are not looked at: texts are whole here. In the
+ * file a byte is written as a character: itself where it can be printed, else U+0100 and the next ones in order.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -280,7 +280,14 @@ static void look_for_it(tokenizer *t, const char *content, size_t size, bool nor
     text_free(&normal);
 }
 
-static bool read_added(file *f, const cJSON *added)
+/* The package gives tokens that are not in the vocabulary the next free numbers, whatever the file says. */
+static bool check_order(const file *f, const char *content, int32_t id, int32_t expected)
+{
+    return f->t->entries[id].bytes || id == expected ||
+           train_fail("%s: added token '%.60s' is %d, but the next number is %d", f->path, content, id, expected);
+}
+
+static bool read_added(file *f, const cJSON *added, int32_t next)
 {
     const cJSON *item;
     cJSON_ArrayForEach(item, added)
@@ -289,8 +296,9 @@ static bool read_added(file *f, const cJSON *added)
         const size_t size = strlen(content);
         const added_token token = {id_of(member(item, "id")), is_true(item, "single_word"), is_true(item, "lstrip"),
                                    is_true(item, "rstrip")};
-        if (!fits_vocab(f, content, size, token.id))
+        if (!fits_vocab(f, content, size, token.id) || !check_order(f, content, token.id, next))
             return false;
+        next = token.id >= next ? token.id + 1 : next;
         memcpy(f->next, content, size);
         f->t->entries[token.id] =
             (tokenizer_entry){.bytes = f->next, .size = size, .named = true, .special = is_true(item, "special")};
@@ -430,7 +438,8 @@ static bool read_root(file *f, const cJSON *root)
     if (!for_parts(f, "normalizer", "normalizers", member(root, "normalizer"), read_normalizer) ||
         !for_parts(f, "pre_tokenizer", "pretokenizers", words, read_pre_tokenizer) || !check_pre_tokenizer(f, words) ||
         !for_parts(f, "decoder", "decoders", member(root, "decoder"), read_decoder) ||
-        !read_model(f, member(root, "model"), added) || !read_added(f, added) ||
+        !read_model(f, member(root, "model"), added) ||
+        !read_added(f, added, cJSON_GetArraySize(member(member(root, "model"), "vocab"))) ||
         !for_parts(f, "post_processor", "processors", member(root, "post_processor"), read_post_processor))
         return false;
     find_end(f->t);
@@ -444,8 +453,12 @@ bool tokenizer_read(tokenizer *t, const char *path)
     char *json = config_slurp(path, MOST_BYTES, &size);
     if (!json)
         return false;
-    cJSON *root = cJSON_ParseWithLength(json, size);
-    bool good = cJSON_IsObject(root) || train_fail("%s: not a JSON object", path);
+    const char *end = NULL;
+    cJSON *root = cJSON_ParseWithLengthOpts(json, size, &end, 0);
+    while (root && end < json + size && strchr(" \t\r\n", *end))
+        ++end;
+    bool good = (cJSON_IsObject(root) && end == json + size) ||
+                train_fail("%s: not a JSON object (near byte %zu)", path, end ? (size_t)(end - json) : 0);
     good = good && read_root(&f, root);
     cJSON_Delete(root);
     free(json);

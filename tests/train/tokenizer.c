@@ -163,11 +163,12 @@ static void test_long_word(void **state)
 }
 
 /* The file of a style with one text in it replaced by another. */
-static void check_refused(const char *folder, const char *style, const char *from, const char *to, const char *message)
+static tokenizer *open_changed(const char *style, const char *from, const char *to)
 {
-    char path[512], name[FOLDER_PATH];
+    char path[512], folder[FOLDER_PATH], name[FOLDER_PATH];
     size_t size;
     text_buffer json = {0};
+    folder_make(folder);
     snprintf(path, sizeof path, GOLDEN_DIR "/tokenizer_%s.json", style);
     folder_file(name, folder, "tokenizer.json");
     char *all = config_slurp(path, 1 << 24, &size), *at = strstr(all, from);
@@ -176,12 +177,42 @@ static void check_refused(const char *folder, const char *style, const char *fro
     text_bytes(&json, all, (size_t)(at - all));
     text_format(&json, "%s%s", to, at + strlen(from));
     file_write(name, json.bytes, json.length);
-    if (tokenizer_open(name))
+    tokenizer *t = tokenizer_open(name);
+    text_free(&json);
+    free(all);
+    folder_remove(folder);
+    return t;
+}
+
+static void check_refused(const char *style, const char *from, const char *to, const char *message)
+{
+    if (open_changed(style, from, to))
         fail_msg("'%s' instead of '%s' is not refused", to, from);
     if (!strstr(train_error(), message) || !strstr(train_error(), "tokenizer.json"))
         fail_msg("'%s' instead of '%s': %s", to, from, train_error());
-    text_free(&json);
-    free(all);
+}
+
+/* A newline is a token, and stands in the spaces that other tokens take; the numbers are those of Python's package. */
+static void test_taken_spaces(void **state)
+{
+    static const struct {
+        const char *text, *tokens;
+    } cases[] = {{"a<right>  \n \n b", "64,706,704,220,704,220,65"},
+                 {"<right>\n\n<left>\n", "706,704,704,705,704"},
+                 {" \n <left>\n<right> \n<right>\n", "220,704,705,704,706,704,706,704"}};
+    (void)state;
+    tokenizer *t = open_changed("qwen", "\"content\":\"<tools>\"", "\"content\":\"\\n\"");
+    require(t);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        token_list list = {0};
+        text_buffer text = {0};
+        tokenizer_encode(t, cases[i].text, strlen(cases[i].text), false, &list);
+        append_tokens(&list, &text);
+        assert_string_equal(text.bytes, cases[i].tokens);
+        text_free(&text);
+        token_list_free(&list);
+    }
+    tokenizer_close(t);
 }
 
 static void test_refused(void **state)
@@ -200,6 +231,8 @@ static void test_refused(void **state)
         {"gpt2", "\"merges\":[\"", "\"merges\":[\"\xe4\xb8\xad", "merge 0"},
         {"gpt2", "\"merges\":[\"", "\"merges\":[\"a b c\",\"", "merge 0 is no pair"},
         {"gpt2", "\"id\":700", "\"id\":699", "added token '<|endoftext|>'"},
+        {"gpt2", "\"id\":708", "\"id\":710", "added token 'caf\xc3\xa9' is 710, but the next number is 708"},
+        {"gpt2", "]}}\n", "]}} {}", "not a JSON object (near byte"},
         {"gpt2", "\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "added token"},
         {"qwen", "{\"type\":\"NFC\"}", "{\"type\":\"NFKC\"}", "normalizer 'NFKC'"},
         {"qwen", "\\\\p{N}| ?", "\\\\p{N}{1,2}| ?", "expression"},
@@ -211,20 +244,17 @@ static void test_refused(void **state)
         {"llama3", "\"ids\":[702]", "\"ids\":[99999]", "post_processor"},
         {"llama3", "\"TemplateProcessing\"", "\"BertProcessing\"", "'BertProcessing'"},
     };
-    char folder[FOLDER_PATH];
     (void)state;
-    folder_make(folder);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i)
-        check_refused(folder, cases[i].style, cases[i].from, cases[i].to, cases[i].message);
+        check_refused(cases[i].style, cases[i].from, cases[i].to, cases[i].message);
     assert_null(tokenizer_open("./no-such-file"));
-    folder_remove(folder);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),    cmocka_unit_test(test_any_bytes), cmocka_unit_test(test_printing),
-        cmocka_unit_test(test_long_word), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_long_word), cmocka_unit_test(test_refused),   cmocka_unit_test(test_taken_spaces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
