@@ -4,7 +4,6 @@
 #include "added_tokens.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "unicode.h"
 
@@ -14,22 +13,9 @@ typedef struct added_node {
     unsigned char byte;
 } node;
 
-/* Room for one more item of `size` bytes. */
-static void *grown(void *items, size_t count, size_t *room, size_t size)
-{
-    if (count < *room)
-        return items;
-    *room = *room ? 2 * *room : 64;
-    void *larger = text_alloc(*room * size);
-    if (count)
-        memcpy(larger, items, count * size);
-    free(items);
-    return larger;
-}
-
 static int32_t new_node(added_tokens *all, unsigned char byte, int32_t sibling)
 {
-    all->nodes = grown(all->nodes, all->count, &all->room, sizeof *all->nodes);
+    all->nodes = text_room(all->nodes, all->count, &all->room, sizeof *all->nodes);
     all->nodes[all->count++] = (node){.byte = byte, .sibling = sibling};
     return (int32_t)all->count;
 }
@@ -61,7 +47,7 @@ void added_tokens_add(added_tokens *all, const char *content, size_t size, added
     int32_t at = all->first[bytes[0]];
     for (size_t i = 1; i < size; ++i)
         at = make_child(all, at, bytes[i]);
-    all->tokens = grown(all->tokens, all->token_count, &all->token_room, sizeof *all->tokens);
+    all->tokens = text_room(all->tokens, all->token_count, &all->token_room, sizeof *all->tokens);
     all->tokens[all->token_count++] = token;
     all->nodes[at - 1].token = (int32_t)all->token_count;
 }

@@ -52,15 +52,7 @@ struct bpe {
 
 void token_list_add(token_list *list, int32_t id)
 {
-    if (list->count == list->room) {
-        const size_t room = list->room ? 2 * list->room : 1024;
-        int32_t *ids = text_alloc(room * sizeof *ids);
-        if (list->count)
-            memcpy(ids, list->ids, list->count * sizeof *ids);
-        free(list->ids);
-        list->ids = ids;
-        list->room = room;
-    }
+    list->ids = text_room(list->ids, list->count, &list->room, sizeof *list->ids);
     list->ids[list->count++] = id;
 }
 
@@ -234,7 +226,7 @@ static void make_room(bpe *b, size_t size)
 {
     if (size <= b->room)
         return;
-    b->room = places_for(size);
+    b->room = size > 2 * b->room ? size : 2 * b->room;
     free(b->symbols);
     free(b->heap);
     b->symbols = text_alloc(b->room * sizeof *b->symbols);

@@ -215,13 +215,7 @@ static bool open_text(piece *p, size_t size, tokenizer *t)
 
 static piece *add_piece(piece_list *list, const char *name)
 {
-    if ((list->count & (list->count - 1)) == 0) { /* full: grows at powers of 2 */
-        piece *larger = text_alloc((size_t)(list->count ? 2 * list->count : 1) * sizeof *larger);
-        if (list->count)
-            memcpy(larger, list->pieces, (size_t)list->count * sizeof *larger);
-        free(list->pieces);
-        list->pieces = larger;
-    }
+    list->pieces = text_room(list->pieces, (size_t)list->count, &list->room, sizeof *list->pieces);
     piece *p = &list->pieces[list->count++];
     *p = (piece){.name = text_alloc(strlen(name) + 1), .end = -1};
     memcpy(p->name, name, strlen(name) + 1);

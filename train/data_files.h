@@ -39,6 +39,7 @@ typedef struct piece {
 typedef struct piece_list {
     piece *pieces;
     int64_t count;
+    size_t room;
 } piece_list;
 
 /* Appends what a path names: a file, a folder's *.txt or *.bin and *.npy, or the files that a pattern with * ? [ matches, in

@@ -20,6 +20,18 @@ void *text_alloc(size_t size)
     return memory;
 }
 
+void *text_room(void *items, size_t count, size_t *room, size_t size)
+{
+    if (count < *room)
+        return items;
+    *room = *room ? 2 * *room : 64;
+    void *larger = text_alloc(*room * size);
+    if (count)
+        memcpy(larger, items, count * size);
+    free(items);
+    return larger;
+}
+
 static void reserve(text_buffer *t, size_t more)
 {
     if (t->length + more + 1 <= t->room)

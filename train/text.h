@@ -33,5 +33,7 @@ bool text_ends(const char *text, const char *ending);
 
 /* Memory or the end of the program, with a message. */
 void *text_alloc(size_t size);
+/* An array with room for one more item of `size` bytes: the same one, or a larger one in its place. */
+void *text_room(void *items, size_t count, size_t *room, size_t size);
 
 #endif

@@ -6,7 +6,6 @@
 #include "unicode.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "unicode_tables.h"
 
@@ -109,14 +108,7 @@ typedef struct stretch {
 static void add(stretch *s, uint32_t code)
 {
     const uint32_t joined = joins(code);
-    if (s->count == s->room) {
-        stretch larger = {.count = s->count, .room = s->room ? 2 * s->room : 64};
-        larger.marks = text_alloc(larger.room * sizeof *larger.marks);
-        if (s->count)
-            memcpy(larger.marks, s->marks, s->count * sizeof *s->marks);
-        free(s->marks);
-        *s = larger;
-    }
+    s->marks = text_room(s->marks, s->count, &s->room, sizeof *s->marks);
     s->marks[s->count] = (mark){code, joined == 255 ? 0 : joined, s->count};
     ++s->count;
 }
