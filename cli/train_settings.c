@@ -313,7 +313,7 @@ bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
     train_settings said = {0};
     const option_set set = {
         .usage = "fattn train [options]",
-        .about = "Trains a language model on bytes, on the CPU or a GPU. Without options: a tiny one, on a generated\n"
+        .about = "Trains a language model, on the CPU or a GPU. Without options: a tiny one, on bytes of a generated\n"
                  "world, in some minutes. Interrupting it (Ctrl-C) saves a checkpoint first.",
         .table = said.table,
         .marks = &said.marks};

@@ -50,6 +50,19 @@ static bool absent(const cJSON *item)
     return !item || cJSON_IsNull(item);
 }
 
+/* Whether what says true or false in some part is one of them, where it is there at all. */
+static bool check_flags(const file *f, const cJSON *part)
+{
+    static const char *const names[] = {"single_word",   "lstrip",        "rstrip", "normalized",       "special",
+                                        "ignore_merges", "byte_fallback", "invert", "add_prefix_space", "use_regex"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
+        const cJSON *item = member(part, names[i]);
+        if (!absent(item) && !cJSON_IsBool(item))
+            return train_fail("%s: '%s' is neither true nor false", f->path, names[i]);
+    }
+    return true;
+}
+
 static bool refuse(const file *f, const char *part, const char *type)
 {
     return train_fail("%s: %s '%s' is not known here", f->path, part, *type ? type : "without a type");
@@ -221,6 +234,8 @@ static bool check_model(const file *f, const cJSON *model)
     static const char *const texts[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     if (strcmp(text_of(model, "type"), "BPE") != 0 && member(model, "type"))
         return refuse(f, "model", text_of(model, "type"));
+    if (!check_flags(f, model))
+        return false;
     if (is_true(model, "byte_fallback"))
         return refuse(f, "model with", "byte_fallback");
     if (!absent(member(model, "dropout")) && member(model, "dropout")->valuedouble != 0)
@@ -296,7 +311,7 @@ static bool read_added(file *f, const cJSON *added, int32_t next)
         const size_t size = strlen(content);
         const added_token token = {id_of(member(item, "id")), is_true(item, "single_word"), is_true(item, "lstrip"),
                                    is_true(item, "rstrip")};
-        if (!fits_vocab(f, content, size, token.id) || !check_order(f, content, token.id, next))
+        if (!check_flags(f, item) || !fits_vocab(f, content, size, token.id) || !check_order(f, content, token.id, next))
             return false;
         next = token.id >= next ? token.id + 1 : next;
         memcpy(f->next, content, size);
@@ -352,6 +367,8 @@ static bool read_pre_tokenizer(file *f, const cJSON *part)
     const char *type = text_of(part, "type");
     const bool bytes = strcmp(type, "ByteLevel") == 0;
     tokenizer_step step = {0};
+    if (!check_flags(f, part))
+        return false;
     if (!bytes && strcmp(type, "Split") != 0)
         return refuse(f, "pre_tokenizer", type);
     if (!bytes && !read_split(f, part, &step))
