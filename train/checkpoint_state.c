@@ -13,13 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cjson/cJSON.h>
 #include <fattn/fattn.h>
 
 #include "config.h"
 #include "error.h"
+#include "publish.h"
 #include "sha256.h"
 #include "text.h"
 
@@ -78,17 +78,6 @@ static void write_file(text_buffer *json, const char *comma, const char *name, c
     text_format(json, "%s\"%s\":{\"bytes\":%lld,\"sha256\":\"%s\"}", comma, name, (long long)file->bytes, file->sha256);
 }
 
-static bool write_synced(const char *path, const text_buffer *json)
-{
-    FILE *stream = fopen(path, "wb");
-    bool written =
-        stream && fwrite(json->bytes, json->length, 1, stream) == 1 && fflush(stream) == 0 && fsync(fileno(stream)) == 0;
-    int reason = errno;
-    if (stream)
-        fclose(stream);
-    return written || train_fail("%s: %s", path, strerror(reason));
-}
-
 bool checkpoint_state_write(const char *path, const checkpoint_state *state)
 {
     text_buffer json = {0};
@@ -111,7 +100,7 @@ bool checkpoint_state_write(const char *path, const checkpoint_state *state)
     sha256_add(&hash, json.bytes, json.length);
     sha256_end(&hash, digest);
     text_format(&json, "%s%s\"}\n", checksum_key, digest);
-    bool written = write_synced(path, &json);
+    bool written = path_write(path, json.bytes, json.length);
     text_free(&json);
     return written;
 }
