@@ -12,11 +12,12 @@
 #include "safetensors.h"
 #include "text.h"
 
-static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors", "state.json", NULL};
+enum { MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, OWN_FILES };
+static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors", "state.json"};
 
 bool checkpoint_folder_usable(const char *folder)
 {
-    return publish_possible(folder, file_names[2], TRAIN_STOPPED_FOLDER, "checkpoint");
+    return publish_possible(folder, file_names[STATE_FILE], TRAIN_STOPPED_FOLDER, "checkpoint");
 }
 
 /* -------------------------------------------------------------------------------------------------------------- saving */
@@ -79,16 +80,33 @@ static bool save_optimizer(const char *path, const optimizer *o)
     return saved;
 }
 
+static bool save_tokenizer(const char *folder, checkpoint_state *state)
+{
+    bool saved = true;
+    for (int i = 0; i < TOKENIZER_FILES && saved; ++i) {
+        const bool kept = state->words && !tokenizer_is_bytes(state->words);
+        const tokenizer_file *file = kept ? tokenizer_file_named(state->words, tokenizer_file_names[i]) : NULL;
+        state->tokenizer_files[i].bytes = -1;
+        if (!file)
+            continue;
+        char *path = path_join(folder, file->name);
+        saved = path_write(path, file->bytes, file->size) && checkpoint_file_measure(path, &state->tokenizer_files[i]);
+        free(path);
+    }
+    return saved;
+}
+
 static bool save_files(const char *folder, const model *m, const optimizer *o, checkpoint_state *state)
 {
-    char *paths[3];
-    for (int i = 0; i < 3; ++i)
+    char *paths[OWN_FILES];
+    for (int i = 0; i < OWN_FILES; ++i)
         paths[i] = path_join(folder, file_names[i]);
     state->optimizer_file.bytes = -1;
-    bool saved = save_model(paths[0], m) && checkpoint_file_measure(paths[0], &state->model_file) &&
-                 (!o || (save_optimizer(paths[1], o) && checkpoint_file_measure(paths[1], &state->optimizer_file))) &&
-                 checkpoint_state_write(paths[2], state);
-    for (int i = 0; i < 3; ++i)
+    bool saved = save_model(paths[MODEL_FILE], m) && checkpoint_file_measure(paths[MODEL_FILE], &state->model_file) &&
+                 (!o || (save_optimizer(paths[OPTIMIZER_FILE], o) &&
+                         checkpoint_file_measure(paths[OPTIMIZER_FILE], &state->optimizer_file))) &&
+                 save_tokenizer(folder, state) && checkpoint_state_write(paths[STATE_FILE], state);
+    for (int i = 0; i < OWN_FILES; ++i)
         free(paths[i]);
     return saved;
 }
@@ -96,7 +114,10 @@ static bool save_files(const char *folder, const model *m, const optimizer *o, c
 bool checkpoint_save(const char *folder, const model *m, const optimizer *o, checkpoint_state *state)
 {
     publishing p;
-    return publish_end(&p, publish_begin(&p, folder, file_names) && save_files(p.fresh, m, o, state));
+    const char *names[OWN_FILES + TOKENIZER_FILES + 1];
+    memcpy(names, file_names, sizeof file_names);
+    memcpy(names + OWN_FILES, tokenizer_file_names, sizeof tokenizer_file_names);
+    return publish_end(&p, publish_begin(&p, folder, names) && save_files(p.fresh, m, o, state));
 }
 
 /* ------------------------------------------------------------------------------------------------------------- loading */
@@ -104,32 +125,47 @@ bool checkpoint_save(const char *folder, const model *m, const optimizer *o, che
 bool checkpoint_read_state(const char *folder, checkpoint_state *state)
 {
     publish_recover(folder);
-    char *path = path_join(folder, file_names[2]);
+    char *path = path_join(folder, file_names[STATE_FILE]);
     bool good = checkpoint_state_read(path, state);
     free(path);
     return good;
 }
 
-/* Verifies a file against what state.json says of it, then opens it. */
+/* Verifies a file against what state.json says of it. */
+static bool verify(const char *path, const checkpoint_file *recorded)
+{
+    checkpoint_file found = {0};
+    if (!checkpoint_file_size(path, &found.bytes))
+        return false;
+    if (found.bytes != recorded->bytes)
+        return train_fail("%s: %lld bytes, but state.json says %lld", path, (long long)found.bytes, (long long)recorded->bytes);
+    return checkpoint_file_measure(path, &found) &&
+           (strcmp(found.sha256, recorded->sha256) == 0 ||
+            train_fail("%s: its SHA-256 is %s, but state.json says %s", path, found.sha256, recorded->sha256));
+}
+
 static safetensors_file *open_verified(const char *folder, const char *name, const checkpoint_file *recorded)
 {
     char *path = path_join(folder, name);
     safetensors_file *file = NULL;
-    checkpoint_file found = {0};
     if (recorded->bytes < 0)
         train_fail("%s: the checkpoint has no %s", folder, name);
-    else if (checkpoint_file_size(path, &found.bytes)) {
-        if (found.bytes != recorded->bytes)
-            train_fail("%s: %lld bytes, but state.json says %lld", path, (long long)found.bytes, (long long)recorded->bytes);
-        else if (checkpoint_file_measure(path, &found)) {
-            if (strcmp(found.sha256, recorded->sha256) != 0)
-                train_fail("%s: its SHA-256 is %s, but state.json says %s", path, found.sha256, recorded->sha256);
-            else
-                safetensors_open(path, &file);
-        }
-    }
+    else if (verify(path, recorded))
+        safetensors_open(path, &file);
     free(path);
     return file;
+}
+
+char *checkpoint_tokenizer(const char *folder, const checkpoint_state *state)
+{
+    for (int i = 0; i < TOKENIZER_FILES; ++i) {
+        char *path = path_join(folder, tokenizer_file_names[i]);
+        const bool good = state->tokenizer_files[i].bytes < 0 || verify(path, &state->tokenizer_files[i]);
+        free(path);
+        if (!good)
+            return NULL;
+    }
+    return state->tokenizer_files[0].bytes < 0 ? strdup("bytes") : path_join(folder, tokenizer_file_names[0]);
 }
 
 /* Fills [parameter_count] blocks of floats from tensors named prefix + parameter name. */
@@ -153,9 +189,9 @@ static bool load_tensors(const safetensors_file *file, const char *folder, const
 
 model *checkpoint_load_model(const char *folder, const checkpoint_state *state)
 {
-    safetensors_file *file = open_verified(folder, file_names[0], &state->model_file);
+    safetensors_file *file = open_verified(folder, file_names[MODEL_FILE], &state->model_file);
     model *m = file ? model_reserve(&state->model) : NULL;
-    if (m && !load_tensors(file, folder, file_names[0], m, 1, (const char *[]){""}, (float *[]){m->data})) {
+    if (m && !load_tensors(file, folder, file_names[MODEL_FILE], m, 1, (const char *[]){""}, (float *[]){m->data})) {
         model_free(m);
         m = NULL;
     }
@@ -166,9 +202,9 @@ model *checkpoint_load_model(const char *folder, const checkpoint_state *state)
 /* Fills in arrays of the host. */
 static bool load_moments(const char *folder, const checkpoint_state *state, const model *m, float *mean, float *square)
 {
-    safetensors_file *file = open_verified(folder, file_names[1], &state->optimizer_file);
+    safetensors_file *file = open_verified(folder, file_names[OPTIMIZER_FILE], &state->optimizer_file);
     bool loaded =
-        file && load_tensors(file, folder, file_names[1], m, 2, (const char *[]){"m.", "v."}, (float *[]){mean, square});
+        file && load_tensors(file, folder, file_names[OPTIMIZER_FILE], m, 2, (const char *[]){"m.", "v."}, (float *[]){mean, square});
     safetensors_close(file);
     return loaded;
 }

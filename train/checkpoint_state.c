@@ -95,6 +95,9 @@ bool checkpoint_state_write(const char *path, const checkpoint_state *state)
     write_file(&json, "", "model.safetensors", &state->model_file);
     if (state->optimizer_file.bytes >= 0)
         write_file(&json, ",", "optimizer.safetensors", &state->optimizer_file);
+    for (int i = 0; i < TOKENIZER_FILES; ++i)
+        if (state->tokenizer_files[i].bytes >= 0)
+            write_file(&json, ",", tokenizer_file_names[i], &state->tokenizer_files[i]);
     text_format(&json, "}");
     sha256_begin(&hash);
     sha256_add(&hash, json.bytes, json.length);
@@ -218,6 +221,8 @@ static bool read_tree(const char *path, const cJSON *root, checkpoint_state *sta
     reader files = enter(&(reader){path, root, shape.good}, "files");
     state->model_file = read_file(&files, "model.safetensors", true);
     state->optimizer_file = read_file(&files, "optimizer.safetensors", false);
+    for (int i = 0; i < TOKENIZER_FILES; ++i)
+        state->tokenizer_files[i] = read_file(&files, tokenizer_file_names[i], false);
     if (!files.good)
         return false;
     state->configuration = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(root, "configuration"));

@@ -160,6 +160,8 @@ bool step_loss(model_step *s, double *loss);
 const float *step_logits(const model_step *s);
 /* Targets that counted in the last forward. */
 int64_t step_targets(const model_step *s);
+/* Whether what follows a token is predicted: it is no padding, and of the same document. */
+bool step_counts(const model_step *s, int32_t token, int32_t target);
 step_memory step_memory_use(const model_step *s);
 
 /* ------------------------------------------------------------------------------------------------------------- decoder */
