@@ -263,6 +263,10 @@ static void print_json(const generate_command *c, generate_end end, double secon
     for (int64_t i = 0; i < c->made_count; ++i)
         json_int(&json, NULL, c->made[i]);
     json_close(&json, ']');
+    json_open(&json, "prompt_ids", '[');
+    for (size_t i = 0; i < c->input.count; ++i)
+        json_int(&json, NULL, c->input.ids[i]);
+    json_close(&json, ']');
     if (c->top_count)
         print_top(c, &json);
     json_int(&json, "prompt_tokens", (int64_t)c->input.count);

@@ -73,9 +73,37 @@ static bool put_generation(writer *w)
     return good;
 }
 
+static void write_token_name(text_buffer *json, const char *key, const tokenizer *words, int64_t token)
+{
+    text_buffer name = {0};
+    if (token >= 0 && tokenizer_written(words, (int32_t)token, &name) != TOKEN_UNUSED) {
+        text_format(json, "  \"%s\": ", key);
+        text_json_string(json, name.bytes, name.length);
+        text_format(json, ",\n");
+    }
+    text_free(&name);
+}
+
+/* Where the tokenizer's files have none. Without the class transformers would take the one that belongs to Qwen3, which cuts
+ * texts in its own way. */
+static bool put_settings(writer *w)
+{
+    const tokenizer *words = w->job->words;
+    text_buffer json = {0};
+    if (!words || tokenizer_file_named(words, TOKENIZER_CONFIG_JSON))
+        return true;
+    text_format(&json, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n");
+    write_token_name(&json, "bos_token", words, w->job->config.bos);
+    write_token_name(&json, "eos_token", words, w->job->config.eos);
+    text_format(&json, "  \"clean_up_tokenization_spaces\": false\n}\n");
+    const bool good = put(w, TOKENIZER_CONFIG_JSON, json.bytes, json.length);
+    text_free(&json);
+    return good;
+}
+
 static bool put_tokenizer(writer *w)
 {
-    bool good = true;
+    bool good = put_settings(w);
     for (int i = 0; w->job->words && i < tokenizer_file_count(w->job->words) && good; ++i) {
         const tokenizer_file *file = tokenizer_file_at(w->job->words, i);
         good = put(w, file->name, file->bytes, file->size);

@@ -23,7 +23,7 @@ static tokenizer *open_bytes(void)
 {
     tokenizer *t = text_alloc(sizeof *t);
     *t = (tokenizer){.vocab = TOKENIZER_VOCAB, .end = TOKEN_EOS};
-    tokenizer_add_own_files(t);
+    tokenizer_add_own_file(t);
     return t;
 }
 

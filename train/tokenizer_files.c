@@ -11,9 +11,8 @@
 
 enum { FILE_MOST_BYTES = 1 << 26 };
 
-static const char settings_name[] = "tokenizer_config.json", specials_name[] = "special_tokens_map.json";
-const char *const tokenizer_file_names[] = {TOKENIZER_JSON,        settings_name,   specials_name,
-                                            "chat_template.jinja", GENERATION_JSON, NULL};
+const char *const tokenizer_file_names[] = {
+    TOKENIZER_JSON, TOKENIZER_CONFIG_JSON, "special_tokens_map.json", "chat_template.jinja", GENERATION_JSON, NULL};
 
 /* The names of the tokens that frame a text of bytes. */
 static const char *const frame[] = {"<|startoftext|>", "<|endoftext|>"};
@@ -183,16 +182,9 @@ static void write_bytes(text_buffer *json)
     text_format(json, "\n    },\n    \"merges\": []\n  }\n}\n");
 }
 
-/* Without the class transformers would take the one that belongs to Qwen3. */
-void tokenizer_add_own_files(tokenizer *t)
+void tokenizer_add_own_file(tokenizer *t)
 {
-    text_buffer json = {0}, settings = {0}, specials = {0};
+    text_buffer json = {0};
     write_bytes(&json);
-    text_format(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"bos_token\": \"%s\",\n", frame[0]);
-    text_format(&settings, "  \"eos_token\": \"%s\",\n  \"add_bos_token\": false,\n", frame[1]);
-    text_format(&settings, "  \"clean_up_tokenization_spaces\": false\n}\n");
-    text_format(&specials, "{\n  \"bos_token\": \"%s\",\n  \"eos_token\": \"%s\"\n}\n", frame[0], frame[1]);
     add_file(t, tokenizer_file_names[0], json.bytes, json.length);
-    add_file(t, settings_name, settings.bytes, settings.length);
-    add_file(t, specials_name, specials.bytes, specials.length);
 }

@@ -49,8 +49,8 @@ bool tokenizer_read(tokenizer *t, const char *path, const char *json, size_t siz
 /* The byte that a character of tokenizer.json stands for, or -1. */
 int tokenizer_byte(uint32_t code);
 
-/* The files of the bytes. */
-void tokenizer_add_own_files(tokenizer *t);
+/* The tokenizer.json of the bytes. */
+void tokenizer_add_own_file(tokenizer *t);
 /* Takes tokenizer.json and adds what lies beside it. False, with train_error() set, if something cannot be read. */
 bool tokenizer_add_files(tokenizer *t, const char *path, char *json, size_t size);
 
