@@ -46,10 +46,11 @@ typedef struct train_command {
 
 static void write_step(const train_command *c, FILE *file, const train_report *report)
 {
+    const bool chars = data_is_bytes(c->d);
     json_out json = json_begin(file);
     json_int(&json, "step", report->step);
     json_double(&json, "loss", report->loss);
-    json_double(&json, "bits_per_char", bits_per_char(report->loss));
+    json_double(&json, chars ? "bits_per_char" : "bits_per_token", loss_bits(report->loss));
     json_double(&json, "lr", report->lr);
     json_double(&json, "grad_norm", report->grad_norm);
     json_double(&json, "tokens_per_s", report->tokens_per_s);
@@ -61,7 +62,9 @@ static void write_step(const train_command *c, FILE *file, const train_report *r
         json_bool(&json, "skipped", true);
     if (report->has_val) {
         json_double(&json, "val_loss", report->val_loss);
-        json_double(&json, "val_bits_per_char", bits_per_char(report->val_loss));
+        json_double(&json, chars ? "val_bits_per_char" : "val_bits_per_token", loss_bits(report->val_loss));
+        if (!chars && report->val_bits_per_byte > 0)
+            json_double(&json, "val_bits_per_byte", report->val_bits_per_byte);
     }
     json_end(&json);
 }
@@ -88,6 +91,7 @@ static void on_report(void *user, const train_report *report)
 {
     train_command *c = user;
     long long left = (long long)(report->seconds_left + 0.5);
+    const char *unit = data_is_bytes(c->d) ? "char" : "token";
     if (c->log)
         write_step(c, c->log, report);
     if (c->quiet)
@@ -100,12 +104,16 @@ static void on_report(void *user, const train_report *report)
     char mfu[40] = "";
     if (c->peak > 0)
         snprintf(mfu, sizeof mfu, "  MFU %.1f%%", 100 * report->flops_per_s / c->peak);
-    cli_progress(5, "step %lld/%lld  loss %.4f  bits/char %.4f  lr %.2e  |grad| %.3f  %.0f tok/s%s  %.0f MB  %lld:%02lld left",
-                 (long long)report->step, (long long)c->s.steps, report->loss, bits_per_char(report->loss), report->lr,
+    cli_progress(5, "step %lld/%lld  loss %.4f  bits/%s %.4f  lr %.2e  |grad| %.3f  %.0f tok/s%s  %.0f MB  %lld:%02lld left",
+                 (long long)report->step, (long long)c->s.steps, report->loss, unit, loss_bits(report->loss), report->lr,
                  report->grad_norm, report->tokens_per_s, mfu, (double)report->mem_bytes * 1e-6, left / 60, left % 60);
-    if (report->has_val)
-        cli_note("step %lld: validation loss %.4f, bits/char %.4f", (long long)report->step, report->val_loss,
-                 bits_per_char(report->val_loss));
+    if (!report->has_val)
+        return;
+    char bytes[40] = "";
+    if (report->val_bits_per_byte > 0 && !data_is_bytes(c->d))
+        snprintf(bytes, sizeof bytes, ", bits/byte %.4f", report->val_bits_per_byte);
+    cli_note("step %lld: validation loss %.4f, bits/%s %.4f%s", (long long)report->step, report->val_loss, unit,
+             loss_bits(report->val_loss), bytes);
 }
 
 static void on_sample(void *user, int64_t at, const int32_t *tokens, int64_t count)
@@ -179,13 +187,17 @@ static int open_data(train_command *c)
     const data_options options = {.source = s->data,
                                   .world_seed = (uint64_t)s->world_seed,
                                   .world_lines = s->world_lines,
-                                  .tokenizer = s->tokenizer,
+                                  .tokenizer = s->kept_tokenizer ? s->kept_tokenizer : s->tokenizer,
                                   .eot = s->eot,
                                   .validation = s->val,
                                   .val_fraction = s->val_fraction};
     c->d = data_open(&options);
     if (!c->d)
         return wrong();
+    if (s->nameless && data_is_text(c->d)) {
+        cli_error("--data is text, and %s has no " TOKENIZER_JSON " (--tokenizer names one)", s->init);
+        return CLI_WRONG;
+    }
     if (s->documents && data_end(c->d) < 0) {
         cli_error("--documents: no token is known that ends a text of %s: say it with --eot, or the --tokenizer", s->data);
         return CLI_WRONG;
@@ -203,7 +215,9 @@ static int open_model(train_command *c)
     adam.among = s->zero ? c->r.ranks : NULL;
     if (!s->resume && !model_config_check(&config))
         return wrong();
-    c->m = s->resume ? checkpoint_load_model(s->resume, &s->state) : model_create(&config, (uint64_t)s->seed);
+    c->m = s->resume        ? checkpoint_load_model(s->resume, &s->state)
+           : s->source.path ? model_folder_load(&s->source)
+                            : model_create(&config, (uint64_t)s->seed);
     c->o = c->m && model_place(c->m, &c->r) ? optimizer_create(c->m, &adam) : NULL;
     if (!c->o || (s->resume && !checkpoint_load_optimizer(s->resume, &s->state, c->o)))
         return wrong();

@@ -22,6 +22,7 @@ static const cli_command commands[] = {
     {"eval", "measure a model: bits per character, loss, perplexity", cmd_eval},
     {"generate", "continue a text with a model", cmd_generate},
     {"tokenize", "encode texts as a file of tokens", cmd_tokenize},
+    {"export", "write a model for transformers or llama.cpp", cmd_export},
     {"plot", "draw the losses of a run's log", cmd_plot},
     {"world", "print the generated corpus", cmd_world},
 };

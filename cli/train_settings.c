@@ -112,6 +112,7 @@ static void make_table(train_settings *s)
         {"check-ranks", "N", OPTION_INT, &s->check_ranks, .high = 1e12,
          .help = "compare the ranks' parameters every N steps and at the end; 0: no"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
+        {"init", "DIR", OPTION_TEXT, &s->init, .help = "begin with this model: a Hugging Face folder or a checkpoint"},
         {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
         {"log", "FILE", OPTION_TEXT, &s->log, .help = "one JSON object per step"},
         {"json", NULL, OPTION_FLAG, &s->json, .help = "the same on standard output"},
@@ -195,8 +196,45 @@ static bool read_checkpoint(train_settings *s, const char *folder)
     return good;
 }
 
-/* Compares with the checkpoint what was just read from all the other places. */
-static bool check_resumed(const train_settings *s)
+/* What --init's folder says of its model, as options. */
+static void list_numbers(const model_folder *source, text_buffer *json)
+{
+    const model_config *m = &source->model;
+    char attention[40], *words = model_folder_tokenizer(source);
+    text_format(json, "{\"vocab\":%lld,\"hidden\":%lld,\"layers\":%lld,\"heads\":%lld,", (long long)m->vocab,
+                (long long)m->hidden, (long long)m->layers, (long long)m->heads);
+    text_format(json,
+                "\"heads-kv\":%lld,\"head-dim\":%lld,\"ffn\":%lld,\"max-seq\":%lld,\"rope-theta\":", (long long)m->heads_kv,
+                (long long)m->head_dim, (long long)m->ffn, (long long)m->max_seq);
+    text_json_number(json, m->rope_theta);
+    text_format(json, ",\"rms-eps\":");
+    text_json_number(json, m->rms_eps);
+    text_format(json, ",\"tied\":%s,\"attention\":\"%s\"", m->tied ? "true" : "false",
+                attention_path_print(model_folder_attention(source), attention, sizeof attention));
+    if (words) {
+        text_format(json, ",\"tokenizer\":");
+        text_json_string(json, words, strlen(words));
+    }
+    text_format(json, "}");
+    free(words);
+}
+
+static bool read_init(train_settings *s, const char *folder)
+{
+    text_buffer json = {0};
+    bool good = model_folder_open(folder, &s->source);
+    if (good) {
+        list_numbers(&s->source, &json);
+        good = config_parse(json.bytes, json.length, folder, &s->from_checkpoint);
+    }
+    if (!good)
+        cli_error("%s", train_error());
+    text_free(&json);
+    return good && apply_set(s, folder, &s->from_checkpoint);
+}
+
+/* Compares with the checkpoint, or with the model to begin with, what was just read from all the other places. */
+static bool check_given(const train_settings *s)
 {
     for (const option_spec *spec = s->table; spec->name; ++spec) {
         char value[512];
@@ -206,7 +244,8 @@ static bool check_resumed(const train_settings *s)
         if (spec->kind == OPTION_DOUBLE && strtod(value, NULL) == strtod(recorded, NULL))
             continue;
         if (listed(spec->name, fixed, COUNT(fixed))) {
-            cli_error("--%s %s contradicts the checkpoint %s, which has %s", spec->name, value, s->resume, recorded);
+            cli_error("--%s %s contradicts the %s %s, which has %s", spec->name, value, s->resume ? "checkpoint" : "model",
+                      s->resume ? s->resume : s->init, recorded);
             return false;
         }
         for (size_t i = 0; i < COUNT(noted); i++)
@@ -267,7 +306,7 @@ static bool check_settled(const train_settings *s)
         return false;
     }
     if (!check_utf8("data", s->data) || !check_utf8("val", s->val) || !check_utf8("tokenizer", s->tokenizer) ||
-        !check_utf8("eot", s->eot))
+        !check_utf8("eot", s->eot) || !check_utf8("init", s->init))
         return false;
     if (s->max_seq < s->seq) {
         cli_error("--seq %lld is longer than --max-seq %lld", (long long)s->seq, (long long)s->max_seq);
@@ -286,25 +325,44 @@ static bool check_settled(const train_settings *s)
     return true;
 }
 
+/* Unless another tokenizer is named, a run goes on with the copy that its checkpoint holds. */
+static bool find_tokenizer(train_settings *s, bool said)
+{
+    const char *recorded = config_find(&s->from_checkpoint, "tokenizer");
+    s->nameless = s->init && !s->resume && !recorded && !said;
+    if (!s->resume || strcmp(s->tokenizer, recorded ? recorded : "bytes") != 0)
+        return true;
+    s->kept_tokenizer = checkpoint_tokenizer(s->resume, &s->state);
+    if (!s->kept_tokenizer)
+        cli_error("%s", train_error());
+    return s->kept_tokenizer != NULL;
+}
+
 static bool layers(train_settings *s, const train_settings *said, bool preset_given, int argc, char **argv, int *status)
 {
     const option_set set = {.usage = "fattn train [options]", .about = "", .table = s->table, .marks = &s->marks};
+    if (said->init && said->resume) {
+        cli_error("--init and --resume contradict each other");
+        return false;
+    }
+    if (said->config && !config_read(said->config, &s->from_file)) {
+        cli_error("%s", train_error());
+        return false;
+    }
     if (said->resume ? !read_checkpoint(s, said->resume) : !apply_preset(s, said->preset))
         return false;
     if (said->resume && preset_given && !apply_preset(s, said->preset))
         return false;
-    if (said->config) {
-        if (!config_read(said->config, &s->from_file)) {
-            cli_error("%s", train_error());
-            return false;
-        }
-        if (!apply_set(s, said->config, &s->from_file))
-            return false;
-    }
+    const char *init = said->init ? said->init : config_find(&s->from_file, "init");
+    if (init && !said->resume && !read_init(s, init))
+        return false;
+    if (said->config && !apply_set(s, said->config, &s->from_file))
+        return false;
     if (!options_parse(&set, argc, argv, status))
         return false;
     *status = CLI_WRONG;
-    return settle(s, &set) && (!s->resume || check_resumed(s)) && check_settled(s);
+    const bool named = options_given(&set, "tokenizer") || config_find(&s->from_file, "tokenizer");
+    return settle(s, &set) && check_given(s) && check_settled(s) && find_tokenizer(s, named);
 }
 
 bool train_settings_read(train_settings *s, int argc, char **argv, int *status)
@@ -334,6 +392,8 @@ void train_settings_free(train_settings *s)
     config_free(&s->from_file);
     config_free(&s->from_checkpoint);
     checkpoint_state_free(&s->state);
+    model_folder_close(&s->source);
+    free(s->kept_tokenizer);
 }
 
 model_config train_settings_model(const train_settings *s)
@@ -381,6 +441,8 @@ void train_settings_json(const train_settings *s, text_buffer *json)
     for (const option_spec *spec = s->table; spec->name; ++spec) {
         char value[4096];
         if (listed(spec->name, not_saved, COUNT(not_saved)) || !option_print(spec, value, sizeof value))
+            continue;
+        if (spec->kind == OPTION_TEXT && !*(const char **)spec->value) /* nothing was said */
             continue;
         if (comma)
             text_bytes(json, ",", 1);

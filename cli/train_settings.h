@@ -2,6 +2,8 @@
  * Everything that `fattn train` can be told, and where it comes from. Later ones win:
  *
  *     a new run      the preset, --config, the command line
+ *     --init         the preset, the folder's numbers of the model, --config, the command line; the model's numbers must come
+ *                    to the folder's
  *     --resume       the checkpoint's configuration, the preset if one is named, --config, the command line; the model's
  *                    numbers, the seed and --seq must come to the checkpoint's
  */
@@ -15,11 +17,12 @@
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/loop.h"
+#include "train/model_folder.h"
 
 enum { TRAIN_SETTINGS_MOST = 96 };
 
 typedef struct train_settings {
-    const char *data, *val, *tokenizer, *eot, *preset, *config, *out, *resume, *log, *attention, *tensorboard, *replay;
+    const char *data, *val, *tokenizer, *eot, *preset, *config, *out, *resume, *init, *log, *attention, *tensorboard, *replay;
     int64_t world_seed, world_lines;
     double val_fraction;
     int64_t vocab, hidden, layers, heads, heads_kv, head_dim, ffn, max_seq;
@@ -35,6 +38,9 @@ typedef struct train_settings {
     int64_t check_ranks, context;
 
     checkpoint_state state; /* of --resume */
+    model_folder source;    /* of --init */
+    char *kept_tokenizer;   /* the checkpoint's own copy, unless another one was named; NULL: as `tokenizer` says */
+    bool nameless;          /* nobody says what the tokens of --init's model stand for */
     option_spec table[TRAIN_SETTINGS_MOST];
     option_marks marks;                    /* of the command line */
     config_set from_file, from_checkpoint; /* own the texts that the fields above may point to */

@@ -1,163 +1,23 @@
 /*
- * Writing and loading checkpoints. The three files go to FOLDER.tmp and are synced; then renameat2 exchanges the two names.
- * Where the file system cannot exchange, FOLDER is first renamed to FOLDER.old; if the process dies just then, the next
- * reader finds no FOLDER and renames it back.
+ * Writing and loading checkpoints.
  */
-#define _GNU_SOURCE
 #include "checkpoint.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "checkpoint_state.h"
 #include "error.h"
+#include "publish.h"
 #include "safetensors.h"
 #include "text.h"
 
+enum { MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, OWN_FILES };
 static const char *const file_names[] = {"model.safetensors", "optimizer.safetensors", "state.json"};
-
-/* folder/name or folder.suffix; the caller frees it. */
-static char *join(const char *folder, const char *separator, const char *name)
-{
-    text_buffer path = {0};
-    text_format(&path, "%s%s%s", folder, separator, name);
-    return path.bytes;
-}
-
-/* Without links and trailing slashes, so that suffixes can be added. */
-static char *plain_path(const char *folder)
-{
-    char *real = realpath(folder, NULL);
-    if (real)
-        return real;
-    size_t length = strlen(folder);
-    while (length > 1 && folder[length - 1] == '/')
-        --length;
-    return strndup(folder, length);
-}
-
-static bool exists(const char *path)
-{
-    struct stat info;
-    return lstat(path, &info) == 0;
-}
-
-static bool is_checkpoint_file(const char *name)
-{
-    for (size_t i = 0; i < sizeof file_names / sizeof *file_names; ++i)
-        if (strcmp(name, file_names[i]) == 0)
-            return true;
-    return false;
-}
-
-/* ------------------------------------------------------------------------------------------------------------- folders */
-
-static bool sync_folder(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool synced = fd >= 0 && fsync(fd) == 0;
-    int reason = errno;
-    if (fd >= 0)
-        close(fd);
-    return synced || train_fail("%s: %s", path, strerror(reason));
-}
-
-static void sync_parent(const char *path)
-{
-    char *copy = strdup(path);
-    char *slash = strrchr(copy, '/');
-    if (slash)
-        slash[slash == copy] = 0;
-    sync_folder(slash ? copy : ".");
-    free(copy);
-}
-
-/* Removes an outdated folder; what is no part of a checkpoint moves to `keep`, if that exists. */
-static void retire(const char *path, const char *keep)
-{
-    DIR *directory = opendir(path);
-    if (!directory)
-        return;
-    for (struct dirent *entry; (entry = readdir(directory));) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        char *from = join(path, "/", entry->d_name), *to = join(keep, "/", entry->d_name);
-        if (is_checkpoint_file(entry->d_name))
-            unlink(from);
-        else if (!exists(to))
-            rename(from, to);
-        free(from);
-        free(to);
-    }
-    closedir(directory);
-    rmdir(path);
-}
-
-static bool make_folder(const char *path)
-{
-    return mkdir(path, 0777) == 0 || train_fail("%s: %s", path, strerror(errno));
-}
-
-/* Makes the finished `fresh` the new `folder`. */
-static bool publish(const char *fresh, const char *folder)
-{
-    bool done = rename(fresh, folder) == 0; /* there is none yet, or an empty one */
-    if (!done && renameat2(AT_FDCWD, fresh, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) {
-        sync_parent(folder);
-        retire(fresh, folder);
-        done = true;
-    }
-    if (!done) {
-        char *old = join(folder, ".", "old");
-        retire(old, folder);
-        done = rename(folder, old) == 0 && rename(fresh, folder) == 0;
-        if (done)
-            retire(old, folder);
-        free(old);
-    }
-    if (!done)
-        return train_fail("%s: %s", folder, strerror(errno));
-    sync_parent(folder);
-    return true;
-}
-
-/* Undoes the first half of `publish` where the process died in between. */
-static void recover(const char *folder)
-{
-    char *old = join(folder, ".", "old");
-    if (!exists(folder) && exists(old))
-        rename(old, folder);
-    free(old);
-}
 
 bool checkpoint_folder_usable(const char *folder)
 {
-    char *path = plain_path(folder), *state = join(path, "/", "state.json"), *fresh = join(path, ".", "tmp");
-    bool usable = true;
-    if (exists(path) && !exists(state)) {
-        DIR *directory = opendir(path);
-        int entries = 0;
-        for (struct dirent *entry; directory && (entry = readdir(directory));)
-            entries += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, TRAIN_STOPPED_FOLDER);
-        if (!directory || entries > 0)
-            usable = train_fail("%s: exists and is no checkpoint", folder);
-        if (directory)
-            closedir(directory);
-    }
-    if (usable && !exists(fresh)) { /* better now than after the first hour */
-        usable = make_folder(fresh);
-        rmdir(fresh);
-    }
-    free(fresh);
-    free(state);
-    free(path);
-    return usable;
+    return publish_possible(folder, file_names[STATE_FILE], TRAIN_STOPPED_FOLDER, "checkpoint");
 }
 
 /* -------------------------------------------------------------------------------------------------------------- saving */
@@ -188,13 +48,21 @@ static bool save_model(const char *path, const model *m)
     return saved;
 }
 
+/* The caller frees it. */
+static char *joined(const char *prefix, const char *name)
+{
+    text_buffer text = {0};
+    text_format(&text, "%s%s", prefix, name);
+    return text.bytes;
+}
+
 static bool save_moments(const char *path, const model *m, const float *mean, const float *square)
 {
     safetensors_tensor *tensors = text_alloc(2 * (size_t)m->parameter_count * sizeof *tensors);
     for (int i = 0; i < m->parameter_count; ++i) {
         const parameter *p = &m->parameters[i];
-        tensors[2 * i] = describe(p, join("m", ".", p->name), mean + p->offset);
-        tensors[2 * i + 1] = describe(p, join("v", ".", p->name), square + p->offset);
+        tensors[2 * i] = describe(p, joined("m.", p->name), mean + p->offset);
+        tensors[2 * i + 1] = describe(p, joined("v.", p->name), square + p->offset);
     }
     bool saved = save_tensors(path, tensors, 2 * (int64_t)m->parameter_count);
     for (int i = 0; i < 2 * m->parameter_count; ++i)
@@ -212,64 +80,92 @@ static bool save_optimizer(const char *path, const optimizer *o)
     return saved;
 }
 
+static bool save_tokenizer(const char *folder, checkpoint_state *state)
+{
+    bool saved = true;
+    for (int i = 0; i < TOKENIZER_FILES && saved; ++i) {
+        const bool kept = state->words && !tokenizer_is_bytes(state->words);
+        const tokenizer_file *file = kept ? tokenizer_file_named(state->words, tokenizer_file_names[i]) : NULL;
+        state->tokenizer_files[i].bytes = -1;
+        if (!file)
+            continue;
+        char *path = path_join(folder, file->name);
+        saved = path_write(path, file->bytes, file->size) && checkpoint_file_measure(path, &state->tokenizer_files[i]);
+        free(path);
+    }
+    return saved;
+}
+
 static bool save_files(const char *folder, const model *m, const optimizer *o, checkpoint_state *state)
 {
-    char *paths[3];
-    for (int i = 0; i < 3; ++i)
-        paths[i] = join(folder, "/", file_names[i]);
+    char *paths[OWN_FILES];
+    for (int i = 0; i < OWN_FILES; ++i)
+        paths[i] = path_join(folder, file_names[i]);
     state->optimizer_file.bytes = -1;
-    bool saved = save_model(paths[0], m) && checkpoint_file_measure(paths[0], &state->model_file) &&
-                 (!o || (save_optimizer(paths[1], o) && checkpoint_file_measure(paths[1], &state->optimizer_file))) &&
-                 checkpoint_state_write(paths[2], state) && sync_folder(folder);
-    for (int i = 0; i < 3; ++i)
+    bool saved = save_model(paths[MODEL_FILE], m) && checkpoint_file_measure(paths[MODEL_FILE], &state->model_file) &&
+                 (!o || (save_optimizer(paths[OPTIMIZER_FILE], o) &&
+                         checkpoint_file_measure(paths[OPTIMIZER_FILE], &state->optimizer_file))) &&
+                 save_tokenizer(folder, state) && checkpoint_state_write(paths[STATE_FILE], state);
+    for (int i = 0; i < OWN_FILES; ++i)
         free(paths[i]);
     return saved;
 }
 
 bool checkpoint_save(const char *folder, const model *m, const optimizer *o, checkpoint_state *state)
 {
-    char *path = plain_path(folder), *fresh = join(path, ".", "tmp");
-    recover(path);
-    retire(fresh, path);
-    bool saved = make_folder(fresh) && save_files(fresh, m, o, state) && publish(fresh, path);
-    free(fresh);
-    free(path);
-    return saved;
+    publishing p;
+    const char *names[OWN_FILES + TOKENIZER_FILES + 1];
+    memcpy(names, file_names, sizeof file_names);
+    memcpy(names + OWN_FILES, tokenizer_file_names, sizeof tokenizer_file_names);
+    return publish_end(&p, publish_begin(&p, folder, names) && save_files(p.fresh, m, o, state));
 }
 
 /* ------------------------------------------------------------------------------------------------------------- loading */
 
 bool checkpoint_read_state(const char *folder, checkpoint_state *state)
 {
-    char *folder_path = plain_path(folder);
-    recover(folder_path);
-    char *path = join(folder, "/", "state.json");
+    publish_recover(folder);
+    char *path = path_join(folder, file_names[STATE_FILE]);
     bool good = checkpoint_state_read(path, state);
     free(path);
-    free(folder_path);
     return good;
 }
 
-/* Verifies a file against what state.json says of it, then opens it. */
+/* Verifies a file against what state.json says of it. */
+static bool verify(const char *path, const checkpoint_file *recorded)
+{
+    checkpoint_file found = {0};
+    if (!checkpoint_file_size(path, &found.bytes))
+        return false;
+    if (found.bytes != recorded->bytes)
+        return train_fail("%s: %lld bytes, but state.json says %lld", path, (long long)found.bytes, (long long)recorded->bytes);
+    return checkpoint_file_measure(path, &found) &&
+           (strcmp(found.sha256, recorded->sha256) == 0 ||
+            train_fail("%s: its SHA-256 is %s, but state.json says %s", path, found.sha256, recorded->sha256));
+}
+
 static safetensors_file *open_verified(const char *folder, const char *name, const checkpoint_file *recorded)
 {
-    char *path = join(folder, "/", name);
+    char *path = path_join(folder, name);
     safetensors_file *file = NULL;
-    checkpoint_file found = {0};
     if (recorded->bytes < 0)
         train_fail("%s: the checkpoint has no %s", folder, name);
-    else if (checkpoint_file_size(path, &found.bytes)) {
-        if (found.bytes != recorded->bytes)
-            train_fail("%s: %lld bytes, but state.json says %lld", path, (long long)found.bytes, (long long)recorded->bytes);
-        else if (checkpoint_file_measure(path, &found)) {
-            if (strcmp(found.sha256, recorded->sha256) != 0)
-                train_fail("%s: its SHA-256 is %s, but state.json says %s", path, found.sha256, recorded->sha256);
-            else
-                safetensors_open(path, &file);
-        }
-    }
+    else if (verify(path, recorded))
+        safetensors_open(path, &file);
     free(path);
     return file;
+}
+
+char *checkpoint_tokenizer(const char *folder, const checkpoint_state *state)
+{
+    for (int i = 0; i < TOKENIZER_FILES; ++i) {
+        char *path = path_join(folder, tokenizer_file_names[i]);
+        const bool good = state->tokenizer_files[i].bytes < 0 || verify(path, &state->tokenizer_files[i]);
+        free(path);
+        if (!good)
+            return NULL;
+    }
+    return state->tokenizer_files[0].bytes < 0 ? strdup("bytes") : path_join(folder, tokenizer_file_names[0]);
 }
 
 /* Fills [parameter_count] blocks of floats from tensors named prefix + parameter name. */
@@ -279,7 +175,7 @@ static bool load_tensors(const safetensors_file *file, const char *folder, const
     for (int i = 0; i < m->parameter_count; ++i) {
         const parameter *p = &m->parameters[i];
         for (int kind = 0; kind < kinds; ++kind) {
-            char *tensor_name = join(prefixes[kind], "", p->name);
+            char *tensor_name = joined(prefixes[kind], p->name);
             bool loaded = safetensors_load(file, tensor_name, SAFETENSORS_F32, p->ndim, p->shape, blocks[kind] + p->offset);
             free(tensor_name);
             if (!loaded)
@@ -293,9 +189,9 @@ static bool load_tensors(const safetensors_file *file, const char *folder, const
 
 model *checkpoint_load_model(const char *folder, const checkpoint_state *state)
 {
-    safetensors_file *file = open_verified(folder, file_names[0], &state->model_file);
-    model *m = file ? model_create(&state->model, 0) : NULL;
-    if (m && !load_tensors(file, folder, file_names[0], m, 1, (const char *[]){""}, (float *[]){m->data})) {
+    safetensors_file *file = open_verified(folder, file_names[MODEL_FILE], &state->model_file);
+    model *m = file ? model_reserve(&state->model) : NULL;
+    if (m && !load_tensors(file, folder, file_names[MODEL_FILE], m, 1, (const char *[]){""}, (float *[]){m->data})) {
         model_free(m);
         m = NULL;
     }
@@ -306,9 +202,9 @@ model *checkpoint_load_model(const char *folder, const checkpoint_state *state)
 /* Fills in arrays of the host. */
 static bool load_moments(const char *folder, const checkpoint_state *state, const model *m, float *mean, float *square)
 {
-    safetensors_file *file = open_verified(folder, file_names[1], &state->optimizer_file);
+    safetensors_file *file = open_verified(folder, file_names[OPTIMIZER_FILE], &state->optimizer_file);
     bool loaded =
-        file && load_tensors(file, folder, file_names[1], m, 2, (const char *[]){"m.", "v."}, (float *[]){mean, square});
+        file && load_tensors(file, folder, file_names[OPTIMIZER_FILE], m, 2, (const char *[]){"m.", "v."}, (float *[]){mean, square});
     safetensors_close(file);
     return loaded;
 }

@@ -1,10 +1,11 @@
 /*
- * Checkpoints: a folder of three files.
+ * Checkpoints: a folder of three files, and those of the tokenizer.
  *
  *     model.safetensors       every parameter, F32, by its name
  *     optimizer.safetensors   AdamW's moments, F32: "m." and "v." before the parameter's name
  *     state.json              the step, the random state, the data position, the model's and the run's configuration, and
- *                             size and SHA-256 of the two files; its last member is the SHA-256 of the bytes before it
+ *                             size and SHA-256 of the other files; its last member is the SHA-256 of the bytes before it
+ *     tokenizer.json ...      the tokenizer's (tokenizer.h), unless it is the bytes
  *
  * A new checkpoint is written to FOLDER.tmp, synced, and exchanged with FOLDER in one atomic step, so whoever is killed at
  * any moment leaves a whole one behind. Files of other names in the folder are kept.
@@ -19,6 +20,7 @@
 #include "guard.h"
 #include "model.h"
 #include "optimizer.h"
+#include "tokenizer.h"
 
 typedef struct checkpoint_file {
     int64_t bytes; /* -1: not part of this checkpoint */
@@ -32,7 +34,9 @@ typedef struct checkpoint_state {
     guard_memory guard;
     model_config model;
     char *configuration;                        /* JSON object: the options of the run */
+    const tokenizer *words;                     /* saving: its files are kept; NULL or the bytes: there are none */
     checkpoint_file model_file, optimizer_file; /* set by saving; what loading verifies */
+    checkpoint_file tokenizer_files[TOKENIZER_FILES]; /* of tokenizer_file_names, likewise */
 } checkpoint_state;
 
 /* What may lie in a checkpoint's folder before there is a checkpoint: loop.h. */
@@ -54,5 +58,8 @@ void checkpoint_state_free(checkpoint_state *state);
 model *checkpoint_load_model(const char *folder, const checkpoint_state *state);
 /* Fills in moments and step of an optimizer made for that model. */
 bool checkpoint_load_optimizer(const char *folder, const checkpoint_state *state, optimizer *o);
+/* Verifies the tokenizer's files. What tokenizer_open() takes, for the caller to free: the path of tokenizer.json, or "bytes"
+ * where none is recorded. NULL, with train_error() set, if anything is wrong. */
+char *checkpoint_tokenizer(const char *folder, const checkpoint_state *state);
 
 #endif

@@ -13,13 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cjson/cJSON.h>
 #include <fattn/fattn.h>
 
 #include "config.h"
 #include "error.h"
+#include "publish.h"
 #include "sha256.h"
 #include "text.h"
 
@@ -78,17 +78,6 @@ static void write_file(text_buffer *json, const char *comma, const char *name, c
     text_format(json, "%s\"%s\":{\"bytes\":%lld,\"sha256\":\"%s\"}", comma, name, (long long)file->bytes, file->sha256);
 }
 
-static bool write_synced(const char *path, const text_buffer *json)
-{
-    FILE *stream = fopen(path, "wb");
-    bool written =
-        stream && fwrite(json->bytes, json->length, 1, stream) == 1 && fflush(stream) == 0 && fsync(fileno(stream)) == 0;
-    int reason = errno;
-    if (stream)
-        fclose(stream);
-    return written || train_fail("%s: %s", path, strerror(reason));
-}
-
 bool checkpoint_state_write(const char *path, const checkpoint_state *state)
 {
     text_buffer json = {0};
@@ -106,12 +95,15 @@ bool checkpoint_state_write(const char *path, const checkpoint_state *state)
     write_file(&json, "", "model.safetensors", &state->model_file);
     if (state->optimizer_file.bytes >= 0)
         write_file(&json, ",", "optimizer.safetensors", &state->optimizer_file);
+    for (int i = 0; i < TOKENIZER_FILES; ++i)
+        if (state->tokenizer_files[i].bytes >= 0)
+            write_file(&json, ",", tokenizer_file_names[i], &state->tokenizer_files[i]);
     text_format(&json, "}");
     sha256_begin(&hash);
     sha256_add(&hash, json.bytes, json.length);
     sha256_end(&hash, digest);
     text_format(&json, "%s%s\"}\n", checksum_key, digest);
-    bool written = write_synced(path, &json);
+    bool written = path_write(path, json.bytes, json.length);
     text_free(&json);
     return written;
 }
@@ -229,6 +221,8 @@ static bool read_tree(const char *path, const cJSON *root, checkpoint_state *sta
     reader files = enter(&(reader){path, root, shape.good}, "files");
     state->model_file = read_file(&files, "model.safetensors", true);
     state->optimizer_file = read_file(&files, "optimizer.safetensors", false);
+    for (int i = 0; i < TOKENIZER_FILES; ++i)
+        state->tokenizer_files[i] = read_file(&files, tokenizer_file_names[i], false);
     if (!files.good)
         return false;
     state->configuration = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(root, "configuration"));

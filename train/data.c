@@ -205,6 +205,11 @@ bool data_is_text(const dataset *d)
     return d->list.pieces[0].text;
 }
 
+bool data_is_bytes(const dataset *d)
+{
+    return data_is_text(d) && tokenizer_is_bytes(d->words);
+}
+
 const tokenizer *data_tokenizer(const dataset *d)
 {
     return d->words;

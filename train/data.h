@@ -52,8 +52,9 @@ bool data_check(const dataset *d, int64_t vocab, const char *whose);
 const tokenizer *data_tokenizer(const dataset *d);
 /* The token that ends a text; -1 if none is known. */
 int32_t data_end(const dataset *d);
-/* Whether the source is text. */
+/* Whether the source is text; and whether each token is a byte of it. */
 bool data_is_text(const dataset *d);
+bool data_is_bytes(const dataset *d);
 
 /* Copies `count` tokens from `first` on; the caller keeps within the run. */
 void data_copy(const data_tokens *tokens, int64_t first, int64_t count, int32_t *out);

@@ -11,9 +11,14 @@
 #include "error.h"
 #include "text.h"
 
-double bits_per_char(double loss)
+double loss_bits(double loss)
 {
     return loss / 0.69314718055994530942;
+}
+
+double evaluation_bits_per_byte(const evaluation *e)
+{
+    return e->bytes ? loss_bits(e->loss) * (double)e->tokens / (double)e->bytes : 0;
 }
 
 double evaluate_seconds(void)
@@ -26,7 +31,23 @@ double evaluate_seconds(void)
 /* What one batch came to, on one rank. */
 typedef struct batch_loss {
     double loss, targets;
+    double bytes; /* of whole windows, also where ranks share them */
 } batch_loss;
+
+/* The bytes that are predicted; 0 where nobody knows what tokens stand for. */
+static double count_bytes(const model_step *s, const dataset *d, int64_t count, const int32_t *inputs, const int32_t *targets)
+{
+    const tokenizer *words = data_tokenizer(d);
+    size_t sum = 0, size;
+    if (!data_is_text(d) && tokenizer_is_bytes(words))
+        return 0;
+    for (int64_t i = 0; i < count; ++i)
+        if (step_counts(s, inputs[i], targets[i])) {
+            tokenizer_token(words, targets[i], &size);
+            sum += size;
+        }
+    return (double)sum;
+}
 
 /* Its group's batches: every groups-th, from that of its number on. */
 static bool measure(model_step *s, const ranks *r, const data_tokens *part, int64_t batch, int64_t seq, batch_loss *own)
@@ -38,6 +59,7 @@ static bool measure(model_step *s, const ranks *r, const data_tokens *part, int6
         data_window_batch(part, seq, first, batch, inputs, targets);
         good = step_forward(s, inputs, targets, &own->loss);
         own->targets = (double)step_targets(s);
+        own->bytes = count_bytes(s, part->owner, batch * seq, inputs, targets);
     }
     free(inputs);
     return good;
@@ -65,6 +87,7 @@ bool evaluate(model_step *s, ranks *r, const data_tokens *tokens, int64_t batch,
         const batch_loss *x = &all[rank * turns + b / r->groups];
         sum += x->loss * x->targets;
         result->tokens += (int64_t)x->targets;
+        result->bytes += i % r->shards == 0 ? (int64_t)x->bytes : 0;
     }
     free(all);
     result->seconds = evaluate_seconds() - start;

@@ -10,6 +10,7 @@
 typedef struct evaluation {
     double loss;    /* mean over tokens, natural logarithm */
     int64_t tokens; /* that were predicted */
+    int64_t bytes;  /* that these stand for; 0: not known */
     double seconds;
 } evaluation;
 
@@ -19,8 +20,10 @@ typedef struct evaluation {
 bool evaluate(model_step *s, ranks *r, const data_tokens *tokens, int64_t batch, int64_t seq, int64_t max_tokens,
               evaluation *result);
 
-/* loss / ln 2: bits per token, which for text are bits per byte, called character throughout. */
-double bits_per_char(double loss);
+/* loss / ln 2: bits per token. Of text that is read as bytes they are bits per byte, which is then called a character. */
+double loss_bits(double loss);
+/* 0: not known. */
+double evaluation_bits_per_byte(const evaluation *e);
 
 /* Seconds on a clock that never goes back. */
 double evaluate_seconds(void);

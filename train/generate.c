@@ -109,9 +109,9 @@ typedef struct tail {
 /* Whether the output now has the stop text, which may end within the token. */
 static bool tail_add(tail *t, const tokenizer *words, int32_t token)
 {
-    size_t size;
-    const char *bytes = tokenizer_token(words, token, &size);
-    for (size_t i = 0; i < size && t->length > 0; ++i) {
+    size_t size = 0;
+    const char *bytes = t->length > 0 ? tokenizer_token(words, token, &size) : NULL;
+    for (size_t i = 0; i < size; ++i) {
         if (t->count == t->length)
             memmove(t->bytes, t->bytes + 1, --t->count);
         t->bytes[t->count++] = bytes[i];
@@ -121,21 +121,16 @@ static bool tail_add(tail *t, const tokenizer *words, int32_t token)
     return false;
 }
 
-/* A model of another vocabulary than that of bytes has no end token that is known. */
-static int32_t end_token(const tokenizer *t, int64_t vocab)
-{
-    return tokenizer_is_bytes(t) && vocab != TOKENIZER_VOCAB ? -1 : tokenizer_end(t);
-}
-
 static generate_end continue_from(decoder *d, int64_t capacity, sampler *s, const float *logits, tail *t,
                                   const generate_options *options)
 {
-    const int32_t end = end_token(options->tokenizer, s->vocab);
     for (int64_t made = 0; made < options->tokens; ++made) {
+        if (options->logits)
+            options->logits(options->user, logits, s->vocab);
         int32_t token = sampler_pick(s, logits);
         if (token < 0)
             return GENERATE_FAILED;
-        if (token == end)
+        if (token == options->ends[0] || token == options->ends[1])
             return GENERATE_EOS;
         if ((options->token && !options->token(options->user, token)) || tail_add(t, options->tokenizer, token))
             return GENERATE_STOP;

@@ -41,11 +41,14 @@ typedef enum generate_end {
 } generate_end;
 
 typedef struct generate_options {
-    const tokenizer *tokenizer; /* what tokens are */
+    const tokenizer *tokenizer; /* what tokens are; may be NULL without `stop` */
     int64_t tokens;             /* how many at most */
+    int64_t ends[2];            /* tokens that end the output; -1: none */
     const char *stop;           /* end once the output has this; NULL: never */
     /* Called for each token as it is chosen; NULL: nobody. Returning false ends the output as a stop text does. */
     bool (*token)(void *user, int32_t token);
+    /* Called with the logits that a token is about to be chosen from; NULL: nobody. */
+    void (*logits)(void *user, const float *logits, int64_t vocab);
     void *user;
 } generate_options;
 

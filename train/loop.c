@@ -55,7 +55,8 @@ static bool open_steps(trainer *t)
                                 .dropout = options->dropout,
                                 .layer_done = t->ranks->size > 1 ? gradients_layer : NULL,
                                 .user = t->gradients};
-    const step_options forward = {.batch = options->batch, .seq = options->seq, .attention = options->attention};
+    const step_options forward = {
+        .batch = options->batch, .seq = options->seq, .attention = options->attention, .documents = options->documents};
     t->train_step = step_create(t->m, t->r, &shape);
     if (!t->train_step)
         return false;
@@ -257,6 +258,7 @@ static bool measure(trainer *t, train_report *report)
         return false;
     report->has_val = true;
     report->val_loss = result.loss;
+    report->val_bits_per_byte = evaluation_bits_per_byte(&result);
     return true;
 }
 
@@ -288,6 +290,7 @@ static checkpoint_state state_at(const trainer *t, data_position position)
                               .position = position,
                               .guard = *t->guard,
                               .model = t->m->config,
+                              .words = t->words,
                               .configuration = (char *)(uintptr_t)t->options->configuration};
 }
 
@@ -353,8 +356,12 @@ static bool sample(trainer *t)
     sampler_init(&s,
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);
-    generate_end end = generate(d, longest, &s, &prompt, 1,
-                                &(generate_options){.tokenizer = t->words, .tokens = count, .token = collect, .user = &c});
+    const bool unknown = tokenizer_is_bytes(t->words) && t->m->config.vocab != TOKENIZER_VOCAB; /* numbers, not text */
+    const int64_t stop = unknown ? -1 : tokenizer_end(t->words);
+    generate_end end =
+        generate(d, longest, &s, &prompt, 1,
+                 &(generate_options){
+                     .tokenizer = t->words, .tokens = count, .ends = {stop, -1}, .token = collect, .user = &c});
     if (end != GENERATE_FAILED && options->sample)
         options->sample(options->user, t->o->step, c.tokens, c.count);
     sampler_free(&s);

@@ -28,6 +28,7 @@ typedef struct train_report {
     size_t mem_bytes;        /* parameters, gradients, optimizer and the planned memory of the steps */
     bool has_val;
     double val_loss;
+    double val_bits_per_byte; /* 0: nobody knows the bytes */
 } train_report;
 
 typedef struct train_options {

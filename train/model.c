@@ -237,7 +237,7 @@ static void *zeroed(device *d, size_t bytes)
     return p;
 }
 
-model *model_create(const model_config *config, uint64_t seed)
+model *model_reserve(const model_config *config)
 {
     layout l = {0};
     if (!model_config_check(config))
@@ -265,7 +265,14 @@ model *model_create(const model_config *config, uint64_t seed)
     append_all(&l, config);
     connect(m);
     fill_rotation(m);
-    initialise(m, seed);
+    return m;
+}
+
+model *model_create(const model_config *config, uint64_t seed)
+{
+    model *m = model_reserve(config);
+    if (m)
+        initialise(m, seed);
     return m;
 }
 

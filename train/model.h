@@ -87,6 +87,8 @@ typedef struct model {
  * layers), norms 1. The same seed gives the same bits on every machine. NULL, with train_error() set, for a bad configuration
  * or no memory. */
 model *model_create(const model_config *config, uint64_t seed);
+/* The same with all weights 0, for whoever loads them. */
+model *model_reserve(const model_config *config);
 void model_free(model *m);
 /* Moves the model to the runtime's device, and makes what products of the runtime's type need. Before the model has gradients,
  * an optimiser, a step or a decoder; the device must outlive the model. */
@@ -158,6 +160,8 @@ bool step_loss(model_step *s, double *loss);
 const float *step_logits(const model_step *s);
 /* Targets that counted in the last forward. */
 int64_t step_targets(const model_step *s);
+/* Whether what follows a token is predicted: it is no padding, and of the same document. */
+bool step_counts(const model_step *s, int32_t token, int32_t target);
 step_memory step_memory_use(const model_step *s);
 
 /* ------------------------------------------------------------------------------------------------------------- decoder */

@@ -33,13 +33,15 @@ struct safetensors_file {
     int64_t count;
 };
 
+_Static_assert((int)SAFETENSORS_F32 == (int)NARROW_F32 && (int)SAFETENSORS_F16 == (int)NARROW_F16 &&
+                   (int)SAFETENSORS_BF16 == (int)NARROW_BF16,
+               "types of floats have the same numbers");
+
 static const struct {
     const char *name;
     size_t size;
-} dtypes[] = {[SAFETENSORS_F32] = {"F32", 4},
-              [SAFETENSORS_F64] = {"F64", 8},
-              [SAFETENSORS_I64] = {"I64", 8},
-              [SAFETENSORS_I32] = {"I32", 4},
+} dtypes[] = {[SAFETENSORS_F32] = {"F32", 4}, [SAFETENSORS_F16] = {"F16", 2}, [SAFETENSORS_BF16] = {"BF16", 2},
+              [SAFETENSORS_F64] = {"F64", 8}, [SAFETENSORS_I64] = {"I64", 8}, [SAFETENSORS_I32] = {"I32", 4},
               [SAFETENSORS_U8] = {"U8", 1}};
 
 size_t safetensors_dtype_size(safetensors_dtype dtype)
@@ -75,8 +77,8 @@ static bool read_dtype(safetensors_file *file, const cJSON *item, safetensors_te
             return true;
         }
     }
-    return train_fail("%s: tensor '%s': dtype '%.32s' is not one of F32, F64, I64, I32, U8", file->label, tensor->name,
-                      dtype->valuestring);
+    return train_fail("%s: tensor '%s': dtype '%.32s' is not one of F32, F16, BF16, F64, I64, I32, U8", file->label,
+                      tensor->name, dtype->valuestring);
 }
 
 static bool read_shape(safetensors_file *file, const cJSON *item, safetensors_tensor *tensor)
@@ -357,22 +359,50 @@ static void shape_text(char *out, size_t size, int rank, const int64_t *shape)
         snprintf(out + used, size - used, "]");
 }
 
-bool safetensors_load(const safetensors_file *file, const char *name, safetensors_dtype dtype, int rank, const int64_t *shape,
-                      void *data)
+/* A tensor by its name, of this shape; NULL, with train_error() set. */
+static const safetensors_tensor *find_shaped(const safetensors_file *file, const char *name, int rank, const int64_t *shape)
 {
     const safetensors_tensor *tensor = safetensors_find(file, name);
-    if (!tensor)
-        return train_fail("%s: no tensor '%s'", file->label, name);
-    if (tensor->dtype != dtype)
-        return train_fail("%s: tensor '%s' is %s, expected %s", file->label, name, dtypes[tensor->dtype].name,
-                          dtypes[dtype].name);
+    if (!tensor) {
+        train_fail("%s: no tensor '%s'", file->label, name);
+        return NULL;
+    }
     if (tensor->rank != rank || (rank && memcmp(tensor->shape, shape, (size_t)rank * sizeof *shape) != 0)) {
         char found[192], wanted[192];
         shape_text(found, sizeof found, tensor->rank, tensor->shape);
         shape_text(wanted, sizeof wanted, rank, shape);
-        return train_fail("%s: tensor '%s' has shape %s, expected %s", file->label, name, found, wanted);
+        train_fail("%s: tensor '%s' has shape %s, expected %s", file->label, name, found, wanted);
+        return NULL;
     }
+    return tensor;
+}
+
+bool safetensors_load(const safetensors_file *file, const char *name, safetensors_dtype dtype, int rank, const int64_t *shape,
+                      void *data)
+{
+    const safetensors_tensor *tensor = find_shaped(file, name, rank, shape);
+    if (!tensor)
+        return false;
+    if (tensor->dtype != dtype)
+        return train_fail("%s: tensor '%s' is %s, expected %s", file->label, name, dtypes[tensor->dtype].name,
+                          dtypes[dtype].name);
     if (tensor->bytes)
         memcpy(data, tensor->data, tensor->bytes);
     return true;
+}
+
+bool safetensors_load_floats(const safetensors_file *file, const char *name, int rank, const int64_t *shape, float *data)
+{
+    const safetensors_tensor *tensor = find_shaped(file, name, rank, shape);
+    if (!tensor)
+        return false;
+    if (tensor->dtype > SAFETENSORS_BF16)
+        return train_fail("%s: tensor '%s' is %s, expected F32, F16 or BF16", file->label, name, dtypes[tensor->dtype].name);
+    narrow_read((narrow_type)tensor->dtype, tensor->data, tensor->count, data);
+    return true;
+}
+
+safetensors_dtype safetensors_narrow(narrow_type type)
+{
+    return (safetensors_dtype)type; /* both lists begin alike */
 }

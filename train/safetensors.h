@@ -13,11 +13,14 @@
 #include <stdint.h>
 
 #include "error.h"
+#include "narrow.h"
 
 enum { SAFETENSORS_MAX_RANK = 8 };
 
 typedef enum safetensors_dtype {
     SAFETENSORS_F32,
+    SAFETENSORS_F16,
+    SAFETENSORS_BF16,
     SAFETENSORS_F64,
     SAFETENSORS_I64,
     SAFETENSORS_I32,
@@ -32,6 +35,7 @@ typedef struct safetensors_tensor {
     int64_t count;                       /* elements. The writer computes it itself */
     const void *data;                    /* reading: points into the file, of no particular alignment: memcpy from it */
     size_t bytes;                        /* count * size of dtype. The writer computes it itself */
+    const float *floats;                 /* writing: in place of `data`, for F32, F16 or BF16: rounded on the way */
 } safetensors_tensor;
 
 /* One pair of the header's "__metadata__". */
@@ -61,6 +65,9 @@ const safetensors_tensor *safetensors_find(const safetensors_file *file, const c
 bool safetensors_load(const safetensors_file *file, const char *name, safetensors_dtype dtype, int rank, const int64_t *shape,
                       void *data);
 
+/* The same for F32, F16 and BF16, as floats. */
+bool safetensors_load_floats(const safetensors_file *file, const char *name, int rank, const int64_t *shape, float *data);
+
 /* A value of "__metadata__", or NULL. */
 const char *safetensors_metadata(const safetensors_file *file, const char *key);
 
@@ -69,6 +76,7 @@ const char *safetensors_metadata(const safetensors_file *file, const char *key);
 bool safetensors_write(const char *path, const safetensors_tensor *tensors, int64_t count, const safetensors_pair *metadata,
                        int metadata_count);
 
+safetensors_dtype safetensors_narrow(narrow_type type);
 size_t safetensors_dtype_size(safetensors_dtype dtype);
 const char *safetensors_dtype_name(safetensors_dtype dtype); /* "F32" */
 

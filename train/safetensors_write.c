@@ -63,13 +63,20 @@ static void compose_header(text_buffer *header, safetensors_tensor *sorted, int6
         text_bytes(header, " ", 1);
 }
 
+static bool write_tensor(FILE *stream, const safetensors_tensor *tensor)
+{
+    if (tensor->floats)
+        return narrow_write((narrow_type)tensor->dtype, tensor->floats, tensor->count, stream);
+    return tensor->bytes == 0 || fwrite(tensor->data, tensor->bytes, 1, stream) == 1;
+}
+
 static bool write_stream(FILE *stream, const text_buffer *header, const safetensors_tensor *sorted, int64_t count)
 {
     uint64_t length = header->length;
     if (fwrite(&length, 8, 1, stream) != 1 || fwrite(header->bytes, header->length, 1, stream) != 1)
         return false;
     for (int64_t i = 0; i < count; ++i)
-        if (sorted[i].bytes && fwrite(sorted[i].data, sorted[i].bytes, 1, stream) != 1)
+        if (!write_tensor(stream, &sorted[i]))
             return false;
     return fflush(stream) == 0 && fsync(fileno(stream)) == 0;
 }

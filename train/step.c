@@ -239,6 +239,12 @@ static void pick(const model_step *s, int32_t *picked, const int32_t *all)
         picked[row] = all[row / s->seq * s->options.seq + ring_position(s->ring, s->seq, row % s->seq)];
 }
 
+bool step_counts(const model_step *s, int32_t token, int32_t target)
+{
+    const document_options *o = &s->options.documents;
+    return target >= 0 && (!o->on || o->targets_go_on || token != o->end);
+}
+
 /* Documents are numbered within a sequence, each up to and with its end token. Targets become those that count. */
 static bool split_documents(model_step *s, const int32_t *tokens, const int32_t **targets)
 {
@@ -251,7 +257,7 @@ static bool split_documents(model_step *s, const int32_t *tokens, const int32_t 
         documents[row] = starts ? 0 : documents[row - 1] + !follows;
         positions[row] = follows ? positions[row - 1] + 1 : 0;
         if (*targets)
-            counted[row] = tokens[row] == o->end && !o->targets_go_on ? -1 : (*targets)[row];
+            counted[row] = step_counts(s, tokens[row], (*targets)[row]) ? (*targets)[row] : -1;
     }
     *targets = *targets ? counted : NULL;
     return d->run->put(d, s->documents, documents, bytes) && (!s->positions || d->run->put(d, s->positions, positions, bytes));

@@ -7,8 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config.h"
 #include "tokenizer_parts.h"
 #include "unicode.h"
+
+enum { MOST_BYTES = 1 << 28 };
 
 #define FOUR(b)    (char)(b), (char)((b) + 1), (char)((b) + 2), (char)((b) + 3)
 #define SIXTEEN(b) FOUR(b), FOUR((b) + 4), FOUR((b) + 8), FOUR((b) + 12)
@@ -16,11 +19,38 @@ static const char byte_values[256] = {SIXTEEN(0x00), SIXTEEN(0x10), SIXTEEN(0x20
                                       SIXTEEN(0x60), SIXTEEN(0x70), SIXTEEN(0x80), SIXTEEN(0x90), SIXTEEN(0xa0), SIXTEEN(0xb0),
                                       SIXTEEN(0xc0), SIXTEEN(0xd0), SIXTEEN(0xe0), SIXTEEN(0xf0)};
 
-tokenizer *tokenizer_open(const char *path)
+static tokenizer *open_bytes(void)
 {
     tokenizer *t = text_alloc(sizeof *t);
     *t = (tokenizer){.vocab = TOKENIZER_VOCAB, .end = TOKEN_EOS};
-    if (!path || !*path || strcmp(path, "bytes") == 0 || tokenizer_read(t, path))
+    tokenizer_add_own_file(t);
+    return t;
+}
+
+/* Whether this is the tokenizer.json that is made for bytes. */
+static bool says_bytes(const char *json, size_t size)
+{
+    tokenizer *t = open_bytes();
+    const bool same = t->files[0].size == size && memcmp(t->files[0].bytes, json, size) == 0;
+    tokenizer_close(t);
+    return same;
+}
+
+tokenizer *tokenizer_open(const char *path)
+{
+    if (!path || !*path || strcmp(path, "bytes") == 0)
+        return open_bytes();
+    size_t size;
+    char *json = config_slurp(path, MOST_BYTES, &size);
+    if (!json)
+        return NULL;
+    if (says_bytes(json, size)) {
+        free(json);
+        return open_bytes();
+    }
+    tokenizer *t = text_alloc(sizeof *t);
+    *t = (tokenizer){.vocab = 0};
+    if (tokenizer_add_files(t, path, json, size) && tokenizer_read(t, path, json, size))
         return t;
     tokenizer_close(t);
     return NULL;
@@ -33,10 +63,13 @@ void tokenizer_close(tokenizer *t)
     bpe_free(t->model);
     free(t->entries);
     free(t->pool);
+    free(t->merges);
     added_tokens_free(&t->raw);
     added_tokens_free(&t->normal);
     token_list_free(&t->before);
     token_list_free(&t->after);
+    for (int i = 0; i < t->file_count; ++i)
+        free(t->files[i].bytes);
     free(t);
 }
 

@@ -16,6 +16,7 @@
 
 #include "bpe.h"
 #include "text.h"
+#include "word_split.h"
 
 enum { TOKEN_BOS = 256, TOKEN_EOS = 257, TOKENIZER_VOCAB = 258 };
 
@@ -39,6 +40,43 @@ int32_t tokenizer_first(const tokenizer *t);
 int32_t tokenizer_named(const tokenizer *t, const char *name);
 /* The bytes that a token stands for; none for special ones and for those that do not exist. */
 const char *tokenizer_token(const tokenizer *t, int32_t token, size_t *size);
+
+/* What makes up a tokenizer on a disk, to be kept with a model: first tokenizer.json, then those that lay beside it of
+ * tokenizer_config.json, special_tokens_map.json, chat_template.jinja and generation_config.json. A file of another name is kept
+ * alone. For bytes a tokenizer.json is made; one that is the same, byte by byte, is opened as the bytes. */
+enum { TOKENIZER_FILES = 5 };
+#define TOKENIZER_JSON        "tokenizer.json"
+#define TOKENIZER_CONFIG_JSON "tokenizer_config.json"
+#define GENERATION_JSON       "generation_config.json"
+extern const char *const tokenizer_file_names[TOKENIZER_FILES + 1]; /* NULL at the end */
+
+typedef struct tokenizer_file {
+    const char *name;
+    char *bytes;
+    size_t size;
+} tokenizer_file;
+
+int tokenizer_file_count(const tokenizer *t);
+const tokenizer_file *tokenizer_file_at(const tokenizer *t, int index);
+/* The one of this name, or NULL. */
+const tokenizer_file *tokenizer_file_named(const tokenizer *t, const char *name);
+
+/* What it consists of, for files of other forms. */
+typedef enum tokenizer_kind { TOKEN_UNUSED, TOKEN_NORMAL, TOKEN_ADDED, TOKEN_SPECIAL } tokenizer_kind;
+typedef struct tokenizer_merge {
+    int32_t left, right;
+} tokenizer_merge;
+
+/* Appends a token as tokenizer.json writes it; nothing for an unused one. */
+tokenizer_kind tokenizer_written(const tokenizer *t, int32_t token, text_buffer *out);
+/* By rank. */
+const tokenizer_merge *tokenizer_merges(const tokenizer *t, int64_t *count);
+/* Whether text is cut into words by this pattern alone, and merged accordingly; `whole` as in bpe.h. Where nothing is merged,
+ * words mean nothing, and every pattern will do. */
+bool tokenizer_cuts(const tokenizer *t, word_pattern pattern, bool whole);
+/* The tokens that are put before a text and after it. */
+const token_list *tokenizer_before(const tokenizer *t);
+const token_list *tokenizer_after(const tokenizer *t);
 
 /* Appends the tokens of a text; `framed`: with what the file puts before and after a text. */
 void tokenizer_encode(tokenizer *t, const char *bytes, size_t size, bool framed, token_list *out);

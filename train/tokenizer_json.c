@@ -8,20 +8,18 @@
  *     decoder         none or ByteLevel
  *     added_tokens    with all their properties
  *
- * Everything else is refused by its name, but for truncation and padding, which are not looked at: texts are whole here. In the
- * file a byte is written as a character: itself where it can be printed, else U+0100 and the next ones in order.
+ * Everything else is refused by its name, but for truncation and padding, which are not looked at: texts are whole here.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
-#include "config.h"
 #include "error.h"
 #include "tokenizer_parts.h"
 #include "unicode.h"
 
-enum { MOST_BYTES = 1 << 28, MOST_TOKENS = 1 << 22, MOST_MERGES = 1 << 24 };
+enum { MOST_TOKENS = 1 << 22, MOST_MERGES = 1 << 24 };
 
 typedef struct file {
     const char *path;
@@ -70,20 +68,6 @@ static bool refuse(const file *f, const char *part, const char *type)
 
 /* ------------------------------------------------------------------------------------------------------------- characters */
 
-static bool stands_for_itself(uint32_t byte)
-{
-    return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xff && byte != 0xad);
-}
-
-/* The byte that a character is written for, or -1. Those that do not stand for themselves are 0..32, 127..160 and 173. */
-static int byte_of(uint32_t code)
-{
-    if (code < 256)
-        return stands_for_itself(code) ? (int)code : -1;
-    const uint32_t n = code - 256;
-    return n <= 32 ? (int)n : n <= 66 ? (int)(n - 33 + 127) : n == 67 ? 173 : -1;
-}
-
 /* The bytes that a text is written for, which are no longer than it. False if it has another character. */
 static bool bytes_of(const char *text, size_t size, char *out, size_t *length)
 {
@@ -91,7 +75,7 @@ static bool bytes_of(const char *text, size_t size, char *out, size_t *length)
     *length = 0;
     for (size_t i = 0; i < size; i += c.size) {
         c = unicode_at(text + i, size - i);
-        const int byte = byte_of(c.code);
+        const int byte = tokenizer_byte(c.code);
         if (byte < 0)
             return false;
         out[(*length)++] = (char)byte;
@@ -148,7 +132,7 @@ static bool read_vocab(file *f, const cJSON *vocab)
         const bool reachable = bytes_of(item->string, size, f->next, &size);
         if (!reachable)
             memcpy(f->next, item->string, size = strlen(item->string));
-        *e = (tokenizer_entry){.bytes = f->next, .size = size};
+        *e = (tokenizer_entry){.bytes = f->next, .size = size, .plain = !reachable};
         f->next += size;
         if (reachable && !bpe_add_token(f->t->model, id, e->bytes, size))
             return train_fail("%s: '%.60s' is token %d and token %d", f->path, item->string,
@@ -196,6 +180,8 @@ static bool read_merge(const file *f, const cJSON *item, int32_t rank, char *roo
         return train_fail("%s: merge %d joins '%.*s' and '%.*s', but not both of them and the whole are tokens", f->path, rank,
                           (int)(size[0] < 60 ? size[0] : 60), part[0], (int)(size[1] < 60 ? size[1] : 60), part[1]);
     bpe_add_merge(f->t->model, rank, a, b, whole);
+    f->t->merges[rank] = (tokenizer_merge){a, b};
+    f->t->merge_count = rank + 1;
     return true;
 }
 
@@ -258,7 +244,9 @@ static bool read_model(file *f, const cJSON *model, const cJSON *added)
         return train_fail("%s: %d merges, the most are %d", f->path, merge_count, MOST_MERGES);
     f->t->entries = text_alloc((size_t)f->t->vocab * sizeof *f->t->entries);
     f->t->pool = f->next = text_alloc(room);
-    f->t->model = bpe_create((size_t)tokens, (size_t)merge_count, is_true(model, "ignore_merges"));
+    f->t->merges = text_alloc((size_t)merge_count * sizeof *f->t->merges);
+    f->t->whole = is_true(model, "ignore_merges");
+    f->t->model = bpe_create((size_t)tokens, (size_t)merge_count, f->t->whole);
     return read_vocab(f, vocab) && read_merges(f, merges);
 }
 
@@ -316,7 +304,7 @@ static bool read_added(file *f, const cJSON *added, int32_t next)
         next = token.id >= next ? token.id + 1 : next;
         memcpy(f->next, content, size);
         f->t->entries[token.id] =
-            (tokenizer_entry){.bytes = f->next, .size = size, .named = true, .special = is_true(item, "special")};
+            (tokenizer_entry){.bytes = f->next, .size = size, .named = true, .special = is_true(item, "special"), .plain = true};
         f->next += size;
         look_for_it(f->t, content, size, is_true(item, "normalized"), token);
     }
@@ -463,13 +451,9 @@ static bool read_root(file *f, const cJSON *root)
     return true;
 }
 
-bool tokenizer_read(tokenizer *t, const char *path)
+bool tokenizer_read(tokenizer *t, const char *path, const char *json, size_t size)
 {
-    size_t size;
     file f = {.path = path, .t = t};
-    char *json = config_slurp(path, MOST_BYTES, &size);
-    if (!json)
-        return false;
     const char *end = NULL;
     cJSON *root = cJSON_ParseWithLengthOpts(json, size, &end, 0);
     while (root && end < json + size && strchr(" \t\r\n", *end))
@@ -478,6 +462,5 @@ bool tokenizer_read(tokenizer *t, const char *path)
                 train_fail("%s: not a JSON object (near byte %zu)", path, end ? (size_t)(end - json) : 0);
     good = good && read_root(&f, root);
     cJSON_Delete(root);
-    free(json);
     return good;
 }

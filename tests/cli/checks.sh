@@ -21,6 +21,11 @@ wrong() {
     [ -s "$out" ] && complain "fattn $*: something on standard output"
 }
 
+# works ARGUMENTS...: exit code 0
+works() {
+    "$fattn" "$@" >"$out" 2>"$err" || complain "fattn $*: exit code $? instead of 0"
+}
+
 # right WORD ARGUMENTS...: exit code 0, and standard output has WORD
 right() {
     word=$1

@@ -8,11 +8,6 @@ OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
-# works ARGUMENTS...: exit code 0
-works() {
-    "$fattn" "$@" >"$out" 2>"$err" || complain "fattn $*: exit code $? instead of 0"
-}
-
 tiny='--hidden 16 --layers 1 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2'
 qwen=$golden/tokenizer_qwen.json
 mkdir "$dir/texts"
@@ -56,7 +51,7 @@ works train $tiny --tokenizer "$qwen" --data "$dir/train.bin" --documents --step
 works train --resume "$dir/three" --steps 6
 same "$dir/six/model.safetensors" "$dir/three/model.safetensors"
 cmp -s "$dir/whole/model.safetensors" "$dir/bin/model.safetensors" && complain '--documents changes nothing'
-right '"bits_per_char"' eval --model "$dir/whole" --json
+right '"bits_per_token"' eval --model "$dir/whole" --json
 
 # ------------------------------------------------------------------------------------------------------------- generation
 right '"end":' generate --model "$dir/whole" --prompt 'the <tool> é' --tokens 20 --greedy --json

@@ -1,0 +1,118 @@
+#include "model_folder.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "checksums.h"
+#include "config.h"
+#include "error.h"
+#include "hf_weights.h"
+#include "publish.h"
+
+/* Has the folder a file of this name? */
+static bool holds(const char *folder, const char *name)
+{
+    char *path = path_join(folder, name);
+    const bool there = path_exists(path);
+    free(path);
+    return there;
+}
+
+/* An option of the training run; the caller frees it. NULL: it says nothing of it. */
+static char *recorded(const model_folder *f, const char *option)
+{
+    config_set run;
+    if (!config_parse(f->configuration, strlen(f->configuration), f->path, &run))
+        return NULL;
+    const char *value = config_find(&run, option);
+    char *copy = value ? strdup(value) : NULL;
+    config_free(&run);
+    return copy;
+}
+
+static bool open_checkpoint(model_folder *f)
+{
+    if (!checkpoint_read_state(f->path, &f->state))
+        return false;
+    f->is_checkpoint = true;
+    f->model = f->state.model;
+    f->configuration = strdup(f->state.configuration);
+    char *attention = recorded(f, "attention");
+    attention_path path;
+    if (attention && attention_path_parse(attention, &path) && path.kind == ATTENTION_WINDOW)
+        f->window = path.size;
+    free(attention);
+    return true;
+}
+
+static bool open_hf(model_folder *f)
+{
+    char *path = path_join(f->path, "config.json");
+    const bool good = checksums_verify(f->path) && hf_config_read(path, &f->config);
+    free(path);
+    f->model = f->config.model;
+    f->window = f->config.window;
+    f->configuration = strdup("{}");
+    return good;
+}
+
+bool model_folder_open(const char *path, model_folder *f)
+{
+    *f = (model_folder){.path = strdup(path)};
+    publish_recover(path);
+    if (holds(path, "state.json"))
+        return open_checkpoint(f);
+    if (holds(path, "config.json"))
+        return open_hf(f);
+    return train_fail("%s: holds neither state.json (a checkpoint) nor config.json (a Hugging Face model)", path);
+}
+
+void model_folder_close(model_folder *f)
+{
+    checkpoint_state_free(&f->state);
+    free(f->configuration);
+    free(f->path);
+    *f = (model_folder){0};
+}
+
+model *model_folder_load(const model_folder *f)
+{
+    return f->is_checkpoint ? checkpoint_load_model(f->path, &f->state) : hf_weights_load(f->path, &f->config);
+}
+
+attention_path model_folder_attention(const model_folder *f)
+{
+    return f->window ? (attention_path){ATTENTION_WINDOW, f->window} : (attention_path){.kind = ATTENTION_COMPOSED};
+}
+
+char *model_folder_tokenizer(const model_folder *f)
+{
+    if (f->is_checkpoint)
+        return checkpoint_tokenizer(f->path, &f->state);
+    if (holds(f->path, TOKENIZER_JSON))
+        return path_join(f->path, TOKENIZER_JSON);
+    train_fail("%s: has no " TOKENIZER_JSON " (--tokenizer names one)", f->path);
+    return NULL;
+}
+
+static int64_t begin_of(const tokenizer *words)
+{
+    const token_list *before = tokenizer_before(words);
+    return tokenizer_is_bytes(words) ? TOKEN_BOS : before->count ? before->ids[0] : -1;
+}
+
+void model_folder_ends(const model_folder *f, const tokenizer *words, int64_t *bos, int64_t *eos)
+{
+    const tokenizer_file *generation = words ? tokenizer_file_named(words, GENERATION_JSON) : NULL;
+    int64_t said_bos = -1, said_eos = -1;
+    if (generation)
+        hf_config_tokens(generation->bytes, generation->size, &said_bos, &said_eos);
+    if (!f->is_checkpoint) {
+        said_bos = f->config.bos >= 0 ? f->config.bos : said_bos;
+        said_eos = f->config.eos >= 0 ? f->config.eos : said_eos;
+    }
+    *bos = said_bos >= 0 || !words ? said_bos : begin_of(words);
+    *eos = said_eos >= 0 || !words ? said_eos : tokenizer_end(words);
+    *bos = *bos < f->model.vocab ? *bos : -1;
+    *eos = *eos < f->model.vocab ? *eos : -1;
+}
