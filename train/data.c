@@ -187,13 +187,15 @@ int64_t data_vocab(const dataset *d)
 
 bool data_check(const dataset *d, int64_t vocab, const char *whose)
 {
+    int64_t most = -1;
     for (int64_t i = 0; i < d->list.count; ++i) {
         const piece *p = &d->list.pieces[i];
+        most = p->most > most ? p->most : most;
         if (p->most >= vocab && !(p->text && tokenizer_is_bytes(d->words)))
             return train_fail("%s: token %lld is %lld, but the vocabulary of %s has %lld tokens", p->name,
                               (long long)p->most_at, (long long)p->most, whose, (long long)vocab);
     }
-    if (d->end >= vocab)
+    if (d->end >= vocab && d->end > most)
         return train_fail("eot: texts end with token %d, but the vocabulary of %s has %lld tokens", d->end, whose,
                           (long long)vocab);
     return d->vocab <= vocab ||
