@@ -108,6 +108,13 @@ static void close_trainer(trainer *t)
     free(t->losses);
 }
 
+/* Of an update, on all ranks. */
+static int64_t all_tokens(const trainer *t)
+{
+    const train_options *o = t->options;
+    return o->batch * o->seq * o->accumulate * t->ranks->groups;
+}
+
 /* What is dropped depends on these three alone. */
 static uint64_t seed_of(const trainer *t, int64_t part)
 {
@@ -123,12 +130,13 @@ static void read_part(trainer *t, saved_batch *to, int64_t part)
     data_reader_next(&t->reader, to->batch, to->tokens + at, to->targets + at);
 }
 
-/* Forward and backward of one of this rank's micro-batches. */
+/* Forward and backward of one of this rank's micro-batches. The sum of the gradients is divided by the tokens, as how many of them
+ * have targets is known only when all ranks have told: join_losses(). */
 static bool run_part(trainer *t, int64_t part)
 {
     const train_options *options = t->options;
     const int64_t at = part * options->batch * options->seq;
-    const float scale = 1.0f / (float)(options->accumulate * t->ranks->size);
+    const float scale = 1.0f / (float)all_tokens(t);
     part_loss *own = t->losses + t->ranks->rank * options->accumulate + part;
     if (!options->replay)
         read_part(t, &t->batch, part);
@@ -162,8 +170,8 @@ static bool compute_gradient(trainer *t)
     return true;
 }
 
-/* The mean over all targets, added in the order of the micro-batches whichever rank they were on; and whether a rank was asked
- * to stop. Every rank gets the same. */
+/* The mean over all targets, added in the order of the micro-batches whichever rank they were on; what makes the gradient one
+ * over the same targets; and whether a rank was asked to stop. Every rank gets the same. */
 static bool join_losses(trainer *t, double *mean)
 {
     const int64_t parts = t->options->accumulate, all = parts * t->ranks->size;
@@ -177,6 +185,7 @@ static bool join_losses(trainer *t, double *mean)
     *mean = 0;
     for (int64_t i = 0; i < all && targets > 0; ++i)
         *mean += t->losses[i].loss * (t->losses[i].targets / targets);
+    t->o->scale = targets > 0 ? (double)all_tokens(t) / targets : 1;
     return true;
 }
 
@@ -233,8 +242,7 @@ static update_end update(trainer *t, train_report *report)
         optimizer_skip(t->o);
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
-    report->tokens_per_s =
-        (double)(t->options->batch * t->options->seq * t->options->accumulate * t->ranks->groups) * 1e3 / report->ms;
+    report->tokens_per_s = (double)all_tokens(t) * 1e3 / report->ms;
     report->flops_per_s = report->tokens_per_s * flops_per_token(&t->m->config, t->options->seq, t->options->attention);
     report->mem_bytes = t->mem_bytes;
     return end;

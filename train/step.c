@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NO_TARGET = 0xff }; /* each byte of -1 */
+
 struct model_step {
     model *m;
     step_options options;
@@ -21,6 +23,7 @@ struct model_step {
     float *rope_cos, *rope_sin; /* [seq, head_dim / 2]: the model's, for the rows that are here */
     tensor *logits;             /* [rows, vocab] */
     loss_state loss;
+    int64_t counted;                /* targets of the last forward */
     int32_t *documents, *positions; /* [rows] each, of the device; NULL: not wanted */
     int32_t *split;                 /* [3][rows], of the host: documents, positions, targets; NULL: no documents */
     uint64_t seed, places;          /* of dropout: what it draws, and how many places were recorded */
@@ -273,12 +276,6 @@ static int64_t count_targets(const int32_t *targets, int64_t rows)
     return count;
 }
 
-static void forget_noted(model_step *s)
-{
-    tape_changed(s->t, TAPE_FORWARD);
-    tape_changed(s->t, TAPE_BACKWARD);
-}
-
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
 {
     device *d = s->m->device;
@@ -297,19 +294,19 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
     }
     if (s->split && !split_documents(s, tokens, &targets))
         return false;
-    const int64_t counted = count_targets(targets, s->rows);
-    if (counted != s->loss.counted)
-        forget_noted(s);
-    s->loss.counted = counted;
-    return d->run->put(d, s->tokens, tokens, bytes) && (!targets || d->run->put(d, s->targets, targets, bytes)) &&
+    s->counted = count_targets(targets, s->rows);
+    return d->run->put(d, s->tokens, tokens, bytes) &&
+           (targets ? d->run->put(d, s->targets, targets, bytes) : d->run->fill(d, s->targets, NO_TARGET, bytes)) &&
            tape_forward(s->t) && d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
 }
 
 /* The key that a kernel is given is noted with it. */
 void step_seed(model_step *s, uint64_t seed)
 {
-    if (s->options.dropout > 0 && seed != s->seed)
-        forget_noted(s);
+    if (s->options.dropout > 0 && seed != s->seed) {
+        tape_changed(s->t, TAPE_FORWARD);
+        tape_changed(s->t, TAPE_BACKWARD);
+    }
     s->seed = seed;
 }
 
@@ -317,7 +314,7 @@ bool step_loss(model_step *s, double *loss)
 {
     device *d = s->m->device;
     bool done = d->run->wait(d, MARK_LOSS);
-    *loss = s->loss.counted ? *s->loss.loss : 0.0;
+    *loss = s->counted ? *s->loss.loss / (double)s->counted : 0.0;
     return done;
 }
 
@@ -338,7 +335,7 @@ const float *step_logits(const model_step *s)
 
 int64_t step_targets(const model_step *s)
 {
-    return s->loss.counted;
+    return s->counted;
 }
 
 step_memory step_memory_use(const model_step *s)

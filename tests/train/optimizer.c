@@ -225,7 +225,7 @@ static void overfit_on(const char *path, bool recompute)
     for (int step = 0; step < 200; step++) {
         require(step_forward(s, tokens, targets, &loss));
         model_zero_grad(m);
-        require(step_backward(s, 1.0f));
+        require(step_backward(s, 1.0f / (float)step_targets(s)));
         require(optimizer_update(o, 3e-3, &norm));
     }
     check_error("loss of a batch learned by heart", loss, 1e-2);
