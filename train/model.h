@@ -150,8 +150,8 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
 /* What dropout draws until the next call, in forward and in backward. */
 void step_seed(model_step *s, uint64_t seed);
 /* Adds scale times the gradient of the sum of the last forward's losses, one for each target, to the parameters' gradients; 1 /
- * step_targets() makes that of their mean. One scale for all of several micro-batches makes a mean over the targets of all, however
- * many each has. One backward for each forward at most. */
+ * step_targets() makes that of their mean. One scale for all of several micro-batches makes a mean over the targets of all,
+ * however many each has. One backward for each forward at most. */
 bool step_backward(model_step *s, float scale);
 /* The mean loss of the last forward, once it is done; backward need not be. */
 bool step_loss(model_step *s, double *loss);

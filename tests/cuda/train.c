@@ -240,7 +240,7 @@ static void follow_script(const runtime *r, const char *path, bool fresh, double
             random_tokens(targets, ROWS, c->vocab, 1000 + 10 * (uint64_t)i + (uint64_t)part);
             for (int row = 0; row < script[i].without; row++)
                 targets[row] = -1;
-            require(step_forward(s, tokens, targets, &loss) && step_backward(s, script[i].scale / (float)step_targets(s)));
+            require(step_forward(s, tokens, targets, &loss) && step_backward(s, script[i].scale / ROWS));
             losses[i] += loss;
         }
         require(optimizer_update(o, 1e-3, &norms[i]));
@@ -386,7 +386,8 @@ static void checkpoints(void **state)
     model_step *s = step_on(&gpu[1], m, "flash", false, 0);
     require(o);
     fill_tokens(&configs[1], tokens, targets);
-    require(step_forward(s, tokens, targets, NULL) && step_backward(s, 1.0f / (float)step_targets(s)) && optimizer_update(o, 1e-3, &norm));
+    require(step_forward(s, tokens, targets, NULL) && step_backward(s, 1.0f / (float)step_targets(s)) &&
+            optimizer_update(o, 1e-3, &norm));
     char folder[FOLDER_PATH], path[FOLDER_PATH];
     folder_make(folder);
     folder_file(path, folder, "run");
