@@ -1,6 +1,6 @@
 /*
- * Micro-batches with different numbers of targets: the update is that of one large batch, whose mean is over all targets. One of
- * them has none at all.
+ * Micro-batches with different numbers of targets: the update is that of one large batch, whose mean is over all targets. One
+ * of them has none at all.
  */
 #include <math.h>
 #include <string.h>
@@ -61,8 +61,7 @@ static model *train(int64_t parts, const char *path, history *h)
     make_batch(tokens, targets);
     folder_make(folder);
     folder_file(file, folder, "batch.safetensors");
-    const saved_batch batch = {
-        .parts = parts, .batch = PARTS / parts, .seq = SEQ, .tokens = tokens, .targets = targets};
+    const saved_batch batch = {.parts = parts, .batch = PARTS / parts, .seq = SEQ, .tokens = tokens, .targets = targets};
     require(saved_batch_write(file, &batch, 1, 0, 0));
     const train_options options = {.batch = batch.batch,
                                    .seq = SEQ,
@@ -90,12 +89,10 @@ static void first_step(const char *path, double *loss, double *norm)
     int32_t tokens[ROWS], targets[ROWS];
     model *m = model_create(&shape, 3);
     make_batch(tokens, targets);
-    model_step *s = step_create(m, test_runtime(),
-                                &(step_options){.batch = PARTS,
-                                                .seq = SEQ,
-                                                .attention = path_of(path),
-                                                .documents = {.on = true, .end = END},
-                                                .backward = true});
+    model_step *s = step_create(
+        m, test_runtime(),
+        &(step_options){
+            .batch = PARTS, .seq = SEQ, .attention = path_of(path), .documents = {.on = true, .end = END}, .backward = true});
     require(s && step_forward(s, tokens, targets, loss));
     assert_int_equal(step_targets(s), TARGETS);
     require(step_backward(s, 1.0f / TARGETS));
