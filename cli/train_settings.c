@@ -25,9 +25,9 @@ static const struct {
              {"val", other_data},  {"val-fraction", other_data}, {"tokenizer", other_data},
              {"eot", other_data},  {"device", other_rounding},   {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume",
-                                        "log",    "json",        "untied",       "flash",       "peak",
-                                        "replay", "tensorboard", "zero",         "check-ranks", "context"};
+static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume", "log",
+                                        "json",   "untied",      "flash",        "peak",        "replay", "tensorboard",
+                                        "zero",   "check-ranks", "context",      "rank-timeout"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -111,6 +111,8 @@ static void make_table(train_settings *s)
         {"context", "N", OPTION_INT, &s->context, .low = 1, .high = 65536, .help = "ranks that share each sequence"},
         {"check-ranks", "N", OPTION_INT, &s->check_ranks, .high = 1e12,
          .help = "compare the ranks' parameters every N steps and at the end; 0: no"},
+        {"rank-timeout", "SECONDS", OPTION_DOUBLE, &s->rank_timeout, .high = 1e9,
+         .help = "how long ranks wait for one another before the run fails; 0: without end"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
         {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
         {"log", "FILE", OPTION_TEXT, &s->log, .help = "one JSON object per step"},
@@ -148,6 +150,7 @@ static void set_defaults(train_settings *s)
     s->clip = adam.clip;
     s->seed = 1;
     s->sample_tokens = 120;
+    s->rank_timeout = 600;
 }
 
 static bool apply(train_settings *s, const char *label, const char *key, const char *value)

@@ -146,6 +146,7 @@ static bool run_part(trainer *t, int64_t part)
         !step_backward(t->train_step, scale) || !gradients_end_part(t->gradients) || !step_loss(t->train_step, &own->loss))
         return false;
     own->targets = (double)step_targets(t->train_step);
+    ranks_go_on(t->ranks);
     own->stop = options->stop && atomic_load(options->stop);
     return true;
 }
@@ -234,6 +235,7 @@ static update_end update(trainer *t, train_report *report)
 {
     const double start = evaluate_seconds();
     report->lr = schedule_lr(&t->options->schedule, t->o->step);
+    atomic_store(&t->ranks->step, t->o->step + 1);
     if (!compute_gradient(t) || !join_losses(t, &report->loss))
         return UPDATE_FAILED;
     const update_end end = decide(t, report);
@@ -335,6 +337,7 @@ static train_result stop_at(trainer *t, data_position position, const train_repo
 }
 
 typedef struct collected {
+    ranks *ranks;
     int32_t *tokens;
     int64_t count;
 } collected;
@@ -343,6 +346,7 @@ static bool collect(void *user, int32_t token)
 {
     collected *c = user;
     c->tokens[c->count++] = token;
+    ranks_go_on(c->ranks);
     return true;
 }
 
@@ -357,7 +361,7 @@ static bool sample(trainer *t)
     if (!d)
         return false;
     sampler s;
-    collected c = {text_alloc((size_t)count * sizeof(int32_t)), 0};
+    collected c = {t->ranks, text_alloc((size_t)count * sizeof(int32_t)), 0};
     sampler_init(&s,
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);
