@@ -261,6 +261,25 @@ static bool check_utf8(const char *option, const char *text)
     return false;
 }
 
+/* What ranks that share sequences cannot do: see train/ring.h. */
+static bool check_context(const train_settings *s, attention_path path)
+{
+    const long long context = (long long)s->context, seq = (long long)s->seq;
+    if (context == 1)
+        return true;
+    if (path.kind == ATTENTION_WINDOW)
+        cli_error("--context %lld and --attention %s: attention over several ranks is exact and causal, composed or flash",
+                  context, s->attention);
+    else if (s->dropout > 0)
+        cli_error("--context %lld and --dropout %g: ranks that share sequences have no dropout", context, s->dropout);
+    else if (seq % (2 * context))
+        cli_error("--context %lld and --seq %lld: %lld ranks need sequences of %lld chunks of equal length", context, seq,
+                  context, 2 * context);
+    else
+        return true;
+    return false;
+}
+
 /* Values that each option allows, but not together, or not yet. */
 static bool check_settled(const train_settings *s)
 {
@@ -286,7 +305,7 @@ static bool check_settled(const train_settings *s)
         cli_error("--replay and --overfit-one-batch contradict each other");
         return false;
     }
-    return true;
+    return check_context(s, path);
 }
 
 static bool layers(train_settings *s, const train_settings *said, bool preset_given, int argc, char **argv, int *status)
