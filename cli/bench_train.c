@@ -54,8 +54,8 @@ static int compare(const void *x, const void *y)
 static bool one_step(bench_train_run *b, model_step *s, const int32_t *tokens)
 {
     double loss, norm;
-    return model_zero_grad(b->m) && step_forward(s, tokens, tokens, NULL) && step_backward(s, 1.0f) && step_loss(s, &loss) &&
-           optimizer_update(b->adam, 1e-4, &norm);
+    return model_zero_grad(b->m) && step_forward(s, tokens, tokens, NULL) && step_backward(s, 1.0f / (float)step_targets(s)) &&
+           step_loss(s, &loss) && optimizer_update(b->adam, 1e-4, &norm);
 }
 
 static bool time_steps(bench_train_run *b, model_step *s, bench_speed *speed)

@@ -398,6 +398,7 @@ static int run_command(train_command *c)
         return code;
     c->place.lost = on_lost;
     c->place.shards = (int)c->s.context;
+    c->place.patience = c->s.rank_timeout;
     text_format(&c->configuration, "{");
     train_settings_json(&c->s, &c->configuration);
     text_format(&c->configuration, "}");

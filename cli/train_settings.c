@@ -25,9 +25,9 @@ static const struct {
              {"val", other_data},  {"val-fraction", other_data}, {"tokenizer", other_data},
              {"eot", other_data},  {"device", other_rounding},   {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
-static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume",
-                                        "log",    "json",        "untied",       "flash",       "peak",
-                                        "replay", "tensorboard", "zero",         "check-ranks", "context"};
+static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume", "log",
+                                        "json",   "untied",      "flash",        "peak",        "replay", "tensorboard",
+                                        "zero",   "check-ranks", "context",      "rank-timeout"};
 
 /* What decides which layers there are cannot come from one of them. */
 static const char *const not_in_files[] = {"preset", "config", "print-config", "resume", "untied"};
@@ -111,6 +111,8 @@ static void make_table(train_settings *s)
         {"context", "N", OPTION_INT, &s->context, .low = 1, .high = 65536, .help = "ranks that share each sequence"},
         {"check-ranks", "N", OPTION_INT, &s->check_ranks, .high = 1e12,
          .help = "compare the ranks' parameters every N steps and at the end; 0: no"},
+        {"rank-timeout", "SECONDS", OPTION_DOUBLE, &s->rank_timeout, .high = 1e9,
+         .help = "how long ranks wait for one another before the run fails; 0: without end"},
         {"out", "DIR", OPTION_TEXT, &s->out, .help = "folder of the checkpoint"},
         {"init", "DIR", OPTION_TEXT, &s->init, .help = "begin with this model: a Hugging Face folder or a checkpoint"},
         {"resume", "DIR", OPTION_TEXT, &s->resume, .help = "continue a checkpoint (and write to it, without --out)"},
@@ -149,6 +151,7 @@ static void set_defaults(train_settings *s)
     s->clip = adam.clip;
     s->seed = 1;
     s->sample_tokens = 120;
+    s->rank_timeout = 600;
 }
 
 static bool apply(train_settings *s, const char *label, const char *key, const char *value)
@@ -297,6 +300,25 @@ static bool check_utf8(const char *option, const char *text)
     return false;
 }
 
+/* What ranks that share sequences cannot do: see train/ring.h. */
+static bool check_context(const train_settings *s, attention_path path)
+{
+    const long long context = (long long)s->context, seq = (long long)s->seq;
+    if (context == 1)
+        return true;
+    if (path.kind == ATTENTION_WINDOW)
+        cli_error("--context %lld and --attention %s: attention over several ranks is exact and causal, composed or flash",
+                  context, s->attention);
+    else if (s->dropout > 0)
+        cli_error("--context %lld and --dropout %g: ranks that share sequences have no dropout", context, s->dropout);
+    else if (seq % (2 * context))
+        cli_error("--context %lld and --seq %lld: %lld ranks need sequences of %lld chunks of equal length", context, seq,
+                  context, 2 * context);
+    else
+        return true;
+    return false;
+}
+
 /* Values that each option allows, but not together, or not yet. */
 static bool check_settled(const train_settings *s)
 {
@@ -322,7 +344,7 @@ static bool check_settled(const train_settings *s)
         cli_error("--replay and --overfit-one-batch contradict each other");
         return false;
     }
-    return true;
+    return check_context(s, path);
 }
 
 /* Unless another tokenizer is named, a run goes on with the copy that its checkpoint holds. */

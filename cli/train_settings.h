@@ -36,6 +36,7 @@ typedef struct train_settings {
     int64_t eval_every, eval_batches, sample_every, sample_tokens, save_every;
     bool zero;
     int64_t check_ranks, context;
+    double rank_timeout;
 
     checkpoint_state state; /* of --resume */
     model_folder source;    /* of --init */

@@ -106,14 +106,14 @@ static attention as_floats(const attention *a)
 bool attention_workspace(const attention *a, fattn_op op, size_t *bytes)
 {
     *bytes = 0;
-    if (a->ring)
-        return ring_workspace(a, op, bytes);
     if (a->widens) {
         const attention wide = as_floats(a);
         const bool good = attention_workspace(&wide, op, bytes);
         *bytes += widened_bytes(a, op);
         return good;
     }
+    if (a->ring)
+        return ring_workspace(a, op, bytes);
     if (a->path.kind != ATTENTION_BLOCK) {
         fattn_desc d = describe(a);
         return runtime_library_did(fattn_workspace_size(a->context, &d, op, bytes));
@@ -276,10 +276,10 @@ static bool backward_widened(const attention *a, attention_rows q, attention_row
 bool attention_forward(const attention *a, attention_rows q, attention_rows k, attention_rows v, attention_rows out, float *lse,
                        void *workspace, size_t bytes)
 {
-    if (a->ring)
-        return ring_forward(a, q, k, v, out, lse, workspace, bytes);
     if (a->widens)
         return forward_widened(a, q, k, v, out, lse, workspace, bytes);
+    if (a->ring)
+        return ring_forward(a, q, k, v, out, lse, workspace, bytes);
     if (a->path.kind == ATTENTION_BLOCK)
         return forward_by_blocks(a, q, k, v, out, lse, workspace, bytes);
     fattn_desc d = describe(a);
@@ -301,10 +301,10 @@ bool attention_backward(const attention *a, attention_rows q, attention_rows k, 
                         attention_rows dout, const float *lse, attention_rows dq, attention_rows dk, attention_rows dv,
                         void *workspace, size_t bytes)
 {
-    if (a->ring)
-        return ring_backward(a, q, k, v, out, dout, lse, dq, dk, dv, workspace, bytes);
     if (a->widens)
         return backward_widened(a, q, k, v, out, dout, lse, dq, dk, dv, workspace, bytes);
+    if (a->ring)
+        return ring_backward(a, q, k, v, out, dout, lse, dq, dk, dv, workspace, bytes);
     fattn_desc d = describe(a);
     fattn_backward_args args = {.struct_size = sizeof args,
                                 .q = view(a, q, a->seq_q, 0),

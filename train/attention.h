@@ -27,7 +27,8 @@ typedef struct attention {
     bool widens;      /* the context is given floats */
     int64_t batch, heads, heads_kv, seq_q, seq_k, dim;
     dropout drop;             /* of probabilities */
-    const int32_t *documents; /* [batch, seq], of the device: rows attend within their document; NULL: to all before them */
+    const int32_t *documents; /* [batch, seq], of the device: rows attend within their document; NULL: to all before them. Where
+                                 ranks share sequences: as ring_place_documents() has them */
     ranks *ring;              /* whose shards have the other rows of the sequences (ring.h); NULL: all rows are here */
 } attention;
 

@@ -50,7 +50,7 @@ static double count_bytes(const model_step *s, const dataset *d, int64_t count, 
 }
 
 /* Its group's batches: every groups-th, from that of its number on. */
-static bool measure(model_step *s, const ranks *r, const data_tokens *part, int64_t batch, int64_t seq, batch_loss *own)
+static bool measure(model_step *s, ranks *r, const data_tokens *part, int64_t batch, int64_t seq, batch_loss *own)
 {
     const int64_t windows = data_windows(part, seq), step = batch * r->groups;
     int32_t *inputs = text_alloc(2 * (size_t)(batch * seq) * sizeof *inputs), *targets = inputs + batch * seq;
@@ -60,6 +60,7 @@ static bool measure(model_step *s, const ranks *r, const data_tokens *part, int6
         good = step_forward(s, inputs, targets, &own->loss);
         own->targets = (double)step_targets(s);
         own->bytes = count_bytes(s, part->owner, batch * seq, inputs, targets);
+        ranks_go_on(r);
     }
     free(inputs);
     return good;

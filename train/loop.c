@@ -109,6 +109,13 @@ static void close_trainer(trainer *t)
     free(t->losses);
 }
 
+/* Of an update, on all ranks. */
+static int64_t all_tokens(const trainer *t)
+{
+    const train_options *o = t->options;
+    return o->batch * o->seq * o->accumulate * t->ranks->groups;
+}
+
 /* What is dropped depends on these three alone. */
 static uint64_t seed_of(const trainer *t, int64_t part)
 {
@@ -124,12 +131,13 @@ static void read_part(trainer *t, saved_batch *to, int64_t part)
     data_reader_next(&t->reader, to->batch, to->tokens + at, to->targets + at);
 }
 
-/* Forward and backward of one of this rank's micro-batches. */
+/* Forward and backward of one of this rank's micro-batches. The sum of the gradients is divided by the tokens, as how many of
+ * them have targets is known only when all ranks have told: join_losses(). */
 static bool run_part(trainer *t, int64_t part)
 {
     const train_options *options = t->options;
     const int64_t at = part * options->batch * options->seq;
-    const float scale = 1.0f / (float)(options->accumulate * t->ranks->size);
+    const float scale = 1.0f / (float)all_tokens(t);
     part_loss *own = t->losses + t->ranks->rank * options->accumulate + part;
     if (!options->replay)
         read_part(t, &t->batch, part);
@@ -139,6 +147,7 @@ static bool run_part(trainer *t, int64_t part)
         !step_backward(t->train_step, scale) || !gradients_end_part(t->gradients) || !step_loss(t->train_step, &own->loss))
         return false;
     own->targets = (double)step_targets(t->train_step);
+    ranks_go_on(t->ranks);
     own->stop = options->stop && atomic_load(options->stop);
     return true;
 }
@@ -163,8 +172,8 @@ static bool compute_gradient(trainer *t)
     return true;
 }
 
-/* The mean over all targets, added in the order of the micro-batches whichever rank they were on; and whether a rank was asked
- * to stop. Every rank gets the same. */
+/* The mean over all targets, added in the order of the micro-batches whichever rank they were on; what makes the gradient one
+ * over the same targets; and whether a rank was asked to stop. Every rank gets the same. */
 static bool join_losses(trainer *t, double *mean)
 {
     const int64_t parts = t->options->accumulate, all = parts * t->ranks->size;
@@ -178,6 +187,7 @@ static bool join_losses(trainer *t, double *mean)
     *mean = 0;
     for (int64_t i = 0; i < all && targets > 0; ++i)
         *mean += t->losses[i].loss * (t->losses[i].targets / targets);
+    t->o->scale = targets > 0 ? (double)all_tokens(t) / targets : 1;
     return true;
 }
 
@@ -226,6 +236,7 @@ static update_end update(trainer *t, train_report *report)
 {
     const double start = evaluate_seconds();
     report->lr = schedule_lr(&t->options->schedule, t->o->step);
+    atomic_store(&t->ranks->step, t->o->step + 1);
     if (!compute_gradient(t) || !join_losses(t, &report->loss))
         return UPDATE_FAILED;
     const update_end end = decide(t, report);
@@ -234,8 +245,7 @@ static update_end update(trainer *t, train_report *report)
         optimizer_skip(t->o);
     report->step = t->o->step;
     report->ms = 1e3 * (evaluate_seconds() - start);
-    report->tokens_per_s =
-        (double)(t->options->batch * t->options->seq * t->options->accumulate * t->ranks->groups) * 1e3 / report->ms;
+    report->tokens_per_s = (double)all_tokens(t) * 1e3 / report->ms;
     report->flops_per_s = report->tokens_per_s * flops_per_token(&t->m->config, t->options->seq, t->options->attention);
     report->mem_bytes = t->mem_bytes;
     return end;
@@ -330,6 +340,7 @@ static train_result stop_at(trainer *t, data_position position, const train_repo
 }
 
 typedef struct collected {
+    ranks *ranks;
     int32_t *tokens;
     int64_t count;
 } collected;
@@ -338,6 +349,7 @@ static bool collect(void *user, int32_t token)
 {
     collected *c = user;
     c->tokens[c->count++] = token;
+    ranks_go_on(c->ranks);
     return true;
 }
 
@@ -352,7 +364,7 @@ static bool sample(trainer *t)
     if (!d)
         return false;
     sampler s;
-    collected c = {text_alloc((size_t)count * sizeof(int32_t)), 0};
+    collected c = {t->ranks, text_alloc((size_t)count * sizeof(int32_t)), 0};
     sampler_init(&s,
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);

@@ -19,6 +19,7 @@
 #include "evaluate.h"
 
 enum { PATIENCE = 60, PAUSE_US = 50000 }; /* seconds in all; between two attempts to connect */
+static const double BEAT = 1, REST = 5;   /* seconds between two of them; until one that has begun is all there */
 
 /* What a rank says first. */
 typedef struct hello {
@@ -26,12 +27,27 @@ typedef struct hello {
     int32_t rank, size;
 } hello;
 
-static const char greeting[8] = "fattn 1";
+static const char greeting[8] = "fattn 2";
+
+/* What ranks tell each other from time to time, and last. */
+typedef struct beat {
+    int64_t leaves; /* 1: in peace */
+    double idle;    /* seconds since the rank went on */
+} beat;
+
+/* What is known of a rank. Seconds in which this process was stopped itself are not counted. */
+typedef struct rank_state {
+    double silent, idle; /* since it was heard of; since it went on, at that time */
+    double heard;        /* when that was */
+} rank_state;
 
 struct meeting {
     ranks_place place;
+    ranks *self;
     int count;           /* of peers: all others for rank 0, rank 0 for the others */
     struct pollfd *ends; /* [count + 1]: of the peers, fd -1 where there is none (any more); the last is the pipe's */
+    rank_state *states;  /* [count + 1]: of the peers; the last is this rank's */
+    double told, alive;  /* when the last beat was due; self->alive then */
     int wake[2];         /* a pipe that ends the thread */
     pthread_t thread;
     bool watched;
@@ -170,21 +186,97 @@ static void lose(const meeting *m, int peer)
     m->place.lost(why);
 }
 
+static void hear(meeting *m, int peer)
+{
+    beat b;
+    if (m->ends[peer].fd < 0 || m->ends[peer].revents == 0)
+        return;
+    if (!receive_all(m->ends[peer].fd, &b, sizeof b, evaluate_seconds() + REST))
+        lose(m, peer);
+    m->states[peer] = (rank_state){.idle = b.idle, .heard = evaluate_seconds()};
+    if (b.leaves) {
+        close(m->ends[peer].fd);
+        m->ends[peer].fd = -1;
+    }
+}
+
+static double beat_seconds(const meeting *m)
+{
+    const double patience = m->self->patience;
+    return patience / 4 < BEAT ? patience / 4 : BEAT;
+}
+
+/* Time goes on: for this rank, and in silence for the others. */
+static void count_seconds(meeting *m, double now)
+{
+    const double most = 2 * beat_seconds(m), passed = now - m->told < most ? now - m->told : most;
+    const double alive = atomic_load(&m->self->alive);
+    rank_state *own = &m->states[m->count];
+    for (int i = 0; i < m->count; i++)
+        m->states[i].silent += passed;
+    own->idle = alive == m->alive ? own->idle + passed : now - alive < most ? now - alive : most;
+    own->heard = m->told = now;
+    m->alive = alive;
+}
+
+static int rank_of(const meeting *m, int state)
+{
+    return state == m->count ? m->place.rank : m->place.rank == 0 ? state + 1 : 0;
+}
+
+static void judge(const meeting *m)
+{
+    const double patience = m->self->patience;
+    const long long step = (long long)atomic_load(&m->self->step);
+    int first = m->count; /* to stop */
+    bool all_idle = true;
+    char why[200];
+    for (int i = 0; i <= m->count; i++) {
+        const rank_state *s = &m->states[i];
+        if (i < m->count && m->ends[i].fd < 0)
+            continue;
+        if (s->silent > patience) {
+            snprintf(why, sizeof why, "rank %d is missing in step %lld: nothing was heard of it for %.0f s (--rank-timeout)",
+                     rank_of(m, i), step, s->silent);
+            m->place.lost(why);
+        }
+        all_idle = all_idle && s->silent + s->idle > patience;
+        if (s->heard - s->idle < m->states[first].heard - m->states[first].idle)
+            first = i;
+    }
+    if (!all_idle || m->place.rank != 0)
+        return;
+    snprintf(why, sizeof why,
+             "no rank has gone on for %.0f s (--rank-timeout): rank %d is missing in step %lld, it stopped first",
+             m->states[m->count].idle, rank_of(m, first), step);
+    m->place.lost(why);
+}
+
+static void tell_all(meeting *m, bool leaves)
+{
+    const beat b = {.leaves = leaves, .idle = m->states[m->count].idle};
+    for (int i = 0; i < m->count; i++)
+        if (m->ends[i].fd >= 0)
+            send_all(m->ends[i].fd, &b, sizeof b);
+}
+
 static void *watch(void *user)
 {
     meeting *m = user;
+    const bool beats = m->self->patience > 0;
+    const int pause = beats ? (int)(1e3 * beat_seconds(m)) + 1 : -1;
+    m->told = evaluate_seconds();
     while (m->ends[m->count].revents == 0) {
-        if (poll(m->ends, (nfds_t)m->count + 1, -1) < 0)
+        if (poll(m->ends, (nfds_t)m->count + 1, pause) < 0)
             continue;
-        for (int i = 0; i < m->count; i++) {
-            char last = 0;
-            if (m->ends[i].fd < 0 || m->ends[i].revents == 0)
-                continue;
-            if (recv(m->ends[i].fd, &last, 1, 0) != 1)
-                lose(m, i);
-            close(m->ends[i].fd);
-            m->ends[i].fd = -1;
-        }
+        for (int i = 0; i < m->count; i++)
+            hear(m, i);
+        const double now = evaluate_seconds();
+        if (!beats || now - m->told < beat_seconds(m))
+            continue;
+        count_seconds(m, now);
+        tell_all(m, false);
+        judge(m);
     }
     return NULL;
 }
@@ -211,18 +303,25 @@ static bool start_watching(meeting *m)
     return m->watched || failed(&m->place, "watching the other ranks", strerror(reason));
 }
 
-meeting *meeting_open(const ranks_place *place, void *told, size_t bytes)
+meeting *meeting_open(const ranks_place *place, ranks *self, void *told, size_t bytes)
 {
     meeting *m = calloc(1, sizeof *m);
     const int count = place->rank == 0 ? place->size - 1 : 1;
-    if (m)
+    if (m) {
         m->ends = calloc((size_t)count + 1, sizeof *m->ends);
-    if (!m || !m->ends) {
+        m->states = calloc((size_t)count + 1, sizeof *m->states);
+    }
+    if (!m || !m->ends || !m->states) {
+        if (m) {
+            free(m->ends);
+            free(m->states);
+        }
         free(m);
         train_fail_as(TRAIN_ERROR_WORK, "no memory for the ranks' meeting");
         return NULL;
     }
     m->place = *place;
+    m->self = self;
     m->count = count;
     m->wake[0] = m->wake[1] = -1;
     for (int i = 0; i <= count; i++)
@@ -242,16 +341,15 @@ void meeting_close(meeting *m, bool in_peace)
         m->wake[1] = -1;
         pthread_join(m->thread, NULL);
     }
-    for (int i = 0; i < m->count; i++) {
-        if (m->ends[i].fd < 0)
-            continue;
-        if (in_peace)
-            send_all(m->ends[i].fd, "q", 1);
-        close(m->ends[i].fd);
-    }
+    if (in_peace)
+        tell_all(m, true);
+    for (int i = 0; i < m->count; i++)
+        if (m->ends[i].fd >= 0)
+            close(m->ends[i].fd);
     for (int i = 0; i < 2; i++)
         if (m->wake[i] >= 0)
             close(m->wake[i]);
     free(m->ends);
+    free(m->states);
     free(m);
 }

@@ -151,8 +151,9 @@ void step_free(model_step *s);
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss);
 /* What dropout draws until the next call, in forward and in backward. */
 void step_seed(model_step *s, uint64_t seed);
-/* Adds scale times the gradient of the last forward's loss to the parameters' gradients. With n micro-batches of equally
- * many targets, scale = 1/n gives the gradient of the mean over all. One backward for each forward at most. */
+/* Adds scale times the gradient of the sum of the last forward's losses, one for each target, to the parameters' gradients; 1 /
+ * step_targets() makes that of their mean. One scale for all of several micro-batches makes a mean over the targets of all,
+ * however many each has. One backward for each forward at most. */
 bool step_backward(model_step *s, float scale);
 /* The mean loss of the last forward, once it is done; backward need not be. */
 bool step_loss(model_step *s, double *loss);

@@ -122,13 +122,13 @@ typedef struct swiglu_call {
 
 /* layers/cross_entropy.c */
 typedef struct cross_entropy_call {
-    int64_t rows, vocab, counted; /* counted: the rows that have a target; at least 1 */
-    number_type type;             /* of dx */
-    const float *x;               /* [rows, vocab] */
-    const int32_t *targets;       /* [rows] */
-    float *lse;                   /* [rows] */
-    double *loss;                 /* shared with the host */
-    float factor;                 /* backward: of the gradient of sum over rows */
+    int64_t rows, vocab;
+    number_type type;       /* of dx */
+    const float *x;         /* [rows, vocab] */
+    const int32_t *targets; /* [rows]; -1: the row does not count */
+    float *lse;             /* [rows] */
+    double *loss;           /* the sum over rows; shared with the host */
+    float factor;           /* backward: of the sum's gradient */
     void *dx;
 } cross_entropy_call;
 
@@ -152,9 +152,10 @@ typedef struct update_call {
     int64_t count;              /* grad_norm: of all pieces; else of those that are worked on */
     const update_piece *pieces; /* [count] */
     const float *grad;
-    double *squares;     /* [count]: each piece's sum of squares */
+    double *squares;     /* [count]: each piece's sum of squares, of grad */
     double *norm;        /* read by the update */
     double *shared_norm; /* the same, for the host */
+    double scale;        /* the gradient is scale times grad */
     double limit;        /* an update whose norm is not finite, or more, changes nothing; NaN: any norm will do */
     float *data, *m, *v; /* number i has its moments at i - moments_first */
     int64_t moments_first;

@@ -122,6 +122,7 @@ optimizer *optimizer_create(model *m, const optimizer_options *options)
     if (o) {
         o->options = *options;
         o->target = m;
+        o->scale = 1;
         o->limit = INFINITY;
     }
     if (!o || !make_work(o) || !make_moments(o)) {
@@ -170,6 +171,7 @@ static update_call call_of(const optimizer *o, double lr)
                          .rounded = o->target->rounded,
                          .clip = c->clip,
                          .limit = o->limit,
+                         .scale = o->scale,
                          .decay = (float)(1.0 - lr * c->weight_decay),
                          .beta1 = (float)c->beta1,
                          .beta2 = (float)c->beta2,

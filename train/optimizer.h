@@ -26,6 +26,7 @@ optimizer_options optimizer_defaults(void);
 typedef struct optimizer {
     optimizer_options options;
     int64_t step;  /* updates made so far: t. A resumed run sets it */
+    double scale;  /* the gradient is so many times what stands in the model; 1 at first */
     double limit;  /* with a larger norm, or one that is not finite, nothing is changed; NaN: any will do. Infinite at first */
     int64_t *cuts; /* [ranks + 1]: the shares, as numbers of model->data; NULL: not shared out */
     int64_t first, count; /* this rank's */

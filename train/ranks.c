@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "evaluate.h"
 #include "text.h"
 
 /* --------------------------------------------------------------------------------------------------------- environment */
@@ -150,6 +151,11 @@ void ranks_close(ranks *r, int code)
 {
     if (r)
         r->run->close(r, code);
+}
+
+void ranks_go_on(ranks *r)
+{
+    atomic_store(&r->alive, evaluate_seconds());
 }
 
 void ranks_cut(const ranks *r, int64_t count, int64_t unit, int64_t *cuts)

@@ -6,6 +6,8 @@
  * done when they return. Every rank makes the same calls in the same order. Calls that return false have set train_error();
  * the other ranks then wait for this one in vain, so it must end: ranks_close with a code that is not 0 ends the others too.
  *
+ * A rank that has waited longer than its patience for others fails, and says which of them are missing.
+ *
  * Ownership: `cuts` [size + 1] divides data, rank r owning elements cuts[r] .. cuts[r + 1] - 1; elements outside belong to
  * nobody and are left alone.
  *
@@ -14,6 +16,8 @@
  */
 #ifndef TRAIN_RANKS_H
 #define TRAIN_RANKS_H
+
+#include <stdatomic.h>
 
 #include "device.h"
 
@@ -41,6 +45,9 @@ struct ranks {
     int rank, size;
     int groups, group, shards, shard;
     device *device;
+    double patience;      /* seconds; 0: without end */
+    atomic_llong step;    /* of the run, set by the loop; told when a rank is missing */
+    _Atomic double alive; /* when this rank last showed that it goes on: ranks_go_on() */
 };
 
 /* What the environment says: which of how many processes this is, and of those on this machine. */
@@ -51,8 +58,9 @@ typedef struct ranks_place {
     int port;
     /* Set by the caller. */
     int shards;                    /* ranks that share each sequence; 0: 1 */
-    void (*lost)(const char *why); /* from another thread, when another rank ended too early; must not return.
-                                      Where a launcher ends the job itself it is not called */
+    double patience;               /* seconds that a rank may be waited for; 0: any number */
+    void (*lost)(const char *why); /* perhaps from another thread, when another rank ended too early or is missing, and no call
+                                      is there to fail; must not return */
 } ranks_place;
 
 /* Reads RANK, WORLD_SIZE and LOCAL_RANK (torchrun), OMPI_COMM_WORLD_..., PMI_RANK and PMI_SIZE with MPI_LOCALRANKID, or
@@ -64,6 +72,8 @@ bool ranks_look(ranks_place *place);
 ranks *ranks_open(const ranks_place *place, device *d);
 /* code: what the process will exit with; not 0 ends the other ranks, and perhaps this one at once. Does nothing to NULL. */
 void ranks_close(ranks *r, int code);
+/* This rank computes, and waits for nobody: from time to time, where no call of the table tells. */
+void ranks_go_on(ranks *r);
 
 /* cuts of `count` elements into equal parts that are multiples of `unit`, as far as they go. */
 void ranks_cut(const ranks *r, int64_t count, int64_t unit, int64_t *cuts);

@@ -4,6 +4,10 @@
  * A sum sends every rank its part from all others, adds these in the tree's order, and, where it is wanted everywhere, gathers
  * the results. MPI_Allreduce would add in an order that depends on the library, its version and the sizes. MPI moves messages
  * only while it is called; each sum that begins moves those that are under way.
+ *
+ * Whatever waits does so in wait_for(), which looks at the clock. A rank that has lost patience calls the roll: it sends an
+ * empty message to every other. A rank that waits and hears one calls as well, at once. Whose call has not come when that
+ * should long be over is missing.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -31,6 +35,8 @@ typedef struct mpi_ranks {
     float **parts; /* [size], while a sum is added up */
     int *counts, *firsts;
     MPI_Request exchange[2];
+    bool *called; /* [size]: who has called the roll */
+    void (*lost)(const char *why);
 } mpi_ranks;
 
 static mpi_ranks *mpi_of(ranks *r)
@@ -41,6 +47,75 @@ static mpi_ranks *mpi_of(ranks *r)
 static bool no_memory(void)
 {
     return train_fail_as(TRAIN_ERROR_WORK, "no memory for messages between ranks");
+}
+
+/* -------------------------------------------------------------------------------------------------------------- waiting */
+
+enum { TAG_EXCHANGE = 1 << 14, TAG_ROLL };
+static const double LISTEN = 1, ROLL_SECONDS = 2; /* it is heard by who has waited so long; time for all to answer */
+
+/* Whether somebody has called by now. */
+static bool hear_calls(mpi_ranks *m)
+{
+    MPI_Status status;
+    int there;
+    bool any = false;
+    for (;;) {
+        MPI_Iprobe(MPI_ANY_SOURCE, TAG_ROLL, MPI_COMM_WORLD, &there, &status);
+        if (!there)
+            return any;
+        MPI_Recv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, TAG_ROLL, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        m->called[status.MPI_SOURCE] = any = true;
+    }
+}
+
+/* "rank 1, rank 3", who has not called; "" if all have. */
+static void name_missing(const mpi_ranks *m, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < m->base.size && used < size; i++)
+        if (!m->called[i])
+            used += (size_t)snprintf(text + used, size - used, "%srank %d", used ? ", " : "", i);
+}
+
+static bool call_roll(mpi_ranks *m, double waited)
+{
+    const ranks *r = &m->base;
+    const double end = MPI_Wtime() + ROLL_SECONDS;
+    char missing[200];
+    MPI_Request ignored;
+    m->called[r->rank] = true;
+    for (int i = 0; i < r->size; i++)
+        if (i != r->rank) {
+            MPI_Isend(NULL, 0, MPI_BYTE, i, TAG_ROLL, MPI_COMM_WORLD, &ignored);
+            MPI_Request_free(&ignored);
+        }
+    do {
+        hear_calls(m);
+        name_missing(m, missing, sizeof missing);
+    } while (*missing && MPI_Wtime() < end);
+    return train_fail_as(TRAIN_ERROR_WORK, "rank %d waited %.0f s in step %lld (--rank-timeout): %s%s", r->rank, waited,
+                         (long long)atomic_load(&r->step), *missing ? "missing: " : "nobody is missing any more", missing);
+}
+
+/* Instead of MPI_Waitall. */
+static bool wait_for(mpi_ranks *m, int count, MPI_Request *requests)
+{
+    const double patience = m->base.patience;
+    double waited = 0, last = MPI_Wtime();
+    for (;;) {
+        int done;
+        MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE);
+        if (done)
+            return true;
+        const double now = MPI_Wtime(), passed = now - last;
+        waited += passed < LISTEN ? passed : LISTEN; /* more: this rank was stopped itself, and is to let the others come */
+        last = now;
+        const bool called = waited > LISTEN && hear_calls(m);
+        if (called || (patience > 0 && waited > patience))
+            return call_roll(m, waited);
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- sums */
@@ -157,8 +232,9 @@ static bool gather(ranks *r, void *data, size_t bytes, const int64_t *cuts)
         m->counts[i] = (int)owned(cuts, i);
         m->firsts[i] = (int)cuts[i];
     }
-    MPI_Allgatherv(MPI_IN_PLACE, 0, type, data, m->counts, m->firsts, type, MPI_COMM_WORLD);
-    return true;
+    MPI_Request request;
+    MPI_Iallgatherv(MPI_IN_PLACE, 0, type, data, m->counts, m->firsts, type, MPI_COMM_WORLD, &request);
+    return wait_for(m, 1, &request);
 }
 
 static bool sum_end(ranks *r)
@@ -167,9 +243,10 @@ static bool sum_end(ranks *r)
     bool good = true;
     for (int i = 0; i < m->used && good; i++) {
         sum *s = &m->sums[i];
-        MPI_Waitall(s->count, s->requests, MPI_STATUSES_IGNORE);
-        add_parts(m, s);
-        good = !s->everywhere || gather(r, s->data, sizeof(float), s->cuts);
+        good = wait_for(m, s->count, s->requests);
+        if (good)
+            add_parts(m, s);
+        good = good && (!s->everywhere || gather(r, s->data, sizeof(float), s->cuts));
     }
     m->used = 0;
     return good;
@@ -179,33 +256,44 @@ static bool sum_end(ranks *r)
 
 static bool exchange_begin(ranks *r, const void *send, int to, void *receive, int from, size_t bytes)
 {
-    enum { TAG = 1 << 14 };
     mpi_ranks *m = mpi_of(r);
     if (bytes / sizeof(float) > INT32_MAX)
         return train_fail("a message of %zu bytes: MPI moves at most 2^31 numbers at once", bytes);
     const int count = (int)(bytes / sizeof(float));
-    MPI_Irecv(receive, count, MPI_FLOAT, from, TAG, MPI_COMM_WORLD, &m->exchange[0]);
-    MPI_Isend(send, count, MPI_FLOAT, to, TAG, MPI_COMM_WORLD, &m->exchange[1]);
+    MPI_Irecv(receive, count, MPI_FLOAT, from, TAG_EXCHANGE, MPI_COMM_WORLD, &m->exchange[0]);
+    MPI_Isend(send, count, MPI_FLOAT, to, TAG_EXCHANGE, MPI_COMM_WORLD, &m->exchange[1]);
     return true;
 }
 
 static bool exchange_end(ranks *r)
 {
-    MPI_Waitall(2, mpi_of(r)->exchange, MPI_STATUSES_IGNORE);
-    return true;
+    return wait_for(mpi_of(r), 2, mpi_of(r)->exchange);
 }
 
 static bool gather_host(ranks *r, void *all, size_t bytes)
 {
-    (void)r;
-    MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD);
-    return true;
+    MPI_Request request;
+    MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD, &request);
+    return wait_for(mpi_of(r), 1, &request);
+}
+
+/* MPI_Finalize waits for all ranks, however long. */
+static bool all_are_done(mpi_ranks *m)
+{
+    MPI_Request request;
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    return wait_for(m, 1, &request);
 }
 
 /* A rank that has failed must not wait for the others, which may be waiting for it. */
 static void close_ranks(ranks *r, int code)
 {
     mpi_ranks *m = mpi_of(r);
+    if (!code && !all_are_done(m)) {
+        if (m->lost)
+            m->lost(train_error());
+        code = 1;
+    }
     if (code) {
         fflush(NULL);
         MPI_Abort(MPI_COMM_WORLD, code);
@@ -220,6 +308,7 @@ static void close_ranks(ranks *r, int code)
     free(m->parts);
     free(m->counts);
     free(m->firsts);
+    free(m->called);
     free(m);
 }
 
@@ -253,16 +342,19 @@ ranks *ranks_open_mpi(const ranks_place *place, device *d)
         no_memory();
         return NULL;
     }
-    m->base = (ranks){.run = &table, .device = d};
+    m->base = (ranks){.run = &table, .device = d, .patience = place->patience};
+    m->lost = place->lost;
+    m->called = calloc(size, sizeof *m->called);
     m->parts = calloc(size, sizeof *m->parts);
     m->counts = calloc(size, sizeof *m->counts);
     m->firsts = calloc(size, sizeof *m->firsts);
     m->exchange[0] = m->exchange[1] = MPI_REQUEST_NULL;
-    if ((m->parts && m->counts && m->firsts) ? start(place, m) : no_memory())
+    if ((m->parts && m->counts && m->firsts && m->called) ? start(place, m) : no_memory())
         return &m->base;
     free(m->parts);
     free(m->counts);
     free(m->firsts);
+    free(m->called);
     free(m);
     return NULL;
 }

@@ -170,7 +170,7 @@ static bool start(nccl_ranks *n, const ranks_place *place)
         return train_fail("ranks on GPUs: %s", gpu_nccl_absent());
     if (place->rank == 0 && !did(n, nccl->ncclGetUniqueId(&id), "an id"))
         return false;
-    n->meeting = meeting_open(place, &id, sizeof id);
+    n->meeting = meeting_open(place, &n->base, &id, sizeof id);
     return n->meeting && driver_did(cu->cuStreamCreate(&n->stream, CU_STREAM_NON_BLOCKING), "a stream") &&
            driver_did(cu->cuEventCreate(&n->computed, CU_EVENT_DISABLE_TIMING), "an event") &&
            driver_did(cu->cuEventCreate(&n->told, CU_EVENT_DISABLE_TIMING), "an event") &&
@@ -191,7 +191,8 @@ ranks *ranks_open_nccl(const ranks_place *place, device *d)
         train_fail_as(TRAIN_ERROR_WORK, "no memory for a rank");
         return NULL;
     }
-    n->base = (ranks){.run = &table, .rank = place->rank, .size = place->size, .device = d};
+    n->base = (ranks){.run = &table, .rank = place->rank, .size = place->size, .device = d, .patience = place->patience};
+    ranks_go_on(&n->base);
     if (start(n, place))
         return &n->base;
     close_ranks(&n->base, 1);

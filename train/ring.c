@@ -2,6 +2,7 @@
 #include "ring.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "error.h"
 
@@ -16,17 +17,37 @@ int64_t ring_rows(const ranks *r, int64_t seq)
     return 0;
 }
 
+/* Where a half of some shard's rows begins in a sequence. */
+static int64_t first_of(const ranks *r, int shard, int half, int64_t half_rows)
+{
+    return (half ? HALVES * r->shards - 1 - shard : shard) * half_rows;
+}
+
 int64_t ring_position(const ranks *r, int64_t rows, int64_t i)
 {
-    const int64_t half = rows / HALVES;
-    return i < half ? r->shard * half + i : (HALVES * r->shards - 1 - r->shard) * half + i - half;
+    const int64_t half_rows = rows / HALVES, half = i / half_rows;
+    return first_of(r, r->shard, (int)half, half_rows) + i - half * half_rows;
+}
+
+void ring_place_documents(const ranks *r, int64_t batch, int64_t seq, const int32_t *documents, int32_t *placed)
+{
+    const int64_t half_rows = seq / r->shards / HALVES;
+    const size_t bytes = (size_t)half_rows * sizeof *placed;
+    int32_t *chunk = placed, *of_shard = placed + batch * seq;
+    for (int shard = 0; shard < r->shards; shard++)
+        for (int half = 0; half < HALVES; half++)
+            for (int64_t i = 0; i < batch; i++, chunk += half_rows) {
+                const int32_t *from = documents + i * seq + first_of(r, shard, half, half_rows);
+                memcpy(chunk, from, bytes);
+                memcpy(of_shard + ((shard * batch + i) * HALVES + half) * half_rows, from, bytes);
+            }
 }
 
 /* -------------------------------------------------------------------------------------------------------------- rounds */
 
 /* The keys that one half meets: the first `keys` rows of a shard's, 0 for none. */
 typedef struct block {
-    int half;
+    int half, source;
     int64_t keys;
     bool causal;
 } block;
@@ -38,17 +59,21 @@ static block block_of(const attention *a, int half, int round)
     const int64_t rows = a->seq_k;
     const int source = (r->shard - round + r->shards) % r->shards;
     if (round == 0)
-        return (block){half, half ? rows : rows / HALVES, true};
+        return (block){half, source, half ? rows : rows / HALVES, true};
     if (source < r->shard)
-        return (block){half, rows / HALVES, false};
-    return (block){half, half ? rows : 0, false};
+        return (block){half, source, rows / HALVES, false};
+    return (block){half, source, half ? rows : 0, false};
 }
 
 static fattn_desc describe(const attention *a, const block *b)
 {
     return (fattn_desc){.struct_size = sizeof(fattn_desc),
                         .dtype = a->type == NUMBER_BF16 ? FATTN_BF16 : FATTN_F32,
-                        .mask = b->causal ? FATTN_MASK_CAUSAL : FATTN_MASK_FULL,
+                        .mask = a->documents ? FATTN_MASK_DOCUMENT
+                                : b->causal  ? FATTN_MASK_CAUSAL
+                                             : FATTN_MASK_FULL,
+                        .window_left = a->documents ? -1 : 0,
+                        .window_right = a->documents && !b->causal ? -1 : 0,
                         .align = b->causal ? FATTN_ALIGN_BOTTOM_RIGHT : FATTN_ALIGN_TOP_LEFT,
                         .batch = a->batch,
                         .heads_q = a->heads,
@@ -57,6 +82,20 @@ static fattn_desc describe(const attention *a, const block *b)
                         .seq_k = b->keys,
                         .dim = a->dim,
                         .dim_v = a->dim};
+}
+
+/* [batch, rows / 2]; NULL: none. */
+static const int32_t *chunk_documents(const attention *a, int shard, int half)
+{
+    return a->documents ? a->documents + (shard * HALVES + half) * a->batch * a->seq_q / HALVES : NULL;
+}
+
+/* [batch, keys] */
+static const int32_t *key_documents(const attention *a, const block *b)
+{
+    if (!a->documents || b->keys < a->seq_k)
+        return chunk_documents(a, b->source, 0);
+    return a->documents + (a->ring->shards + b->source) * a->batch * a->seq_k;
 }
 
 static fattn_desc describe_forward(const attention *a, const block *b)
@@ -272,6 +311,8 @@ static bool forward_block(const attention *a, const block *b, attention_rows q, 
                                      .v = view(a, travelling(a, keys, a->type, 1)),
                                      .out = view(a, first ? half_of(a, w->out, b->half) : half_of(a, w->part, 0)),
                                      .lse = first ? lse : w->part_lse,
+                                     .document_q = chunk_documents(a, a->ring->shard, b->half),
+                                     .document_k = key_documents(a, b),
                                      .workspace = w->rest,
                                      .workspace_size = rest,
                                      .stream = a->device->stream};
@@ -325,6 +366,8 @@ static bool backward_block(const attention *a, const block *b, const backward_ca
                                       .dk = view(a, dk),
                                       .dv = view(a, dv),
                                       .lse = c->lse + b->half * lse_numbers(a),
+                                      .document_q = chunk_documents(a, a->ring->shard, b->half),
+                                      .document_k = key_documents(a, b),
                                       .workspace = w->rest,
                                       .workspace_size = rest,
                                       .stream = a->device->stream};

@@ -10,6 +10,9 @@
  *     of a lower shard   both halves with the keys of half 0, which are all before them; those of half 1 are behind
  *     of a higher shard  half 1 with all keys, which are all before it; half 0 is before them
  *
+ * Documents (model.h) bound what a row sees in each of these. Every shard knows those of whole sequences, so that they need not
+ * travel. A row whose document has no keys in a block gets nothing from it.
+ *
  * Forward joins the partial results, which are float, by fattn_merge. Backward gives fattn_backward for each part of the keys
  * the out and lse of the whole; the sums of dk and dv, float too, travel with their keys and come home in the last round.
  */
@@ -22,6 +25,9 @@
 int64_t ring_rows(const ranks *r, int64_t seq);
 /* The position of this shard's row i of `rows`. */
 int64_t ring_position(const ranks *r, int64_t rows, int64_t i);
+/* Documents as attention->documents has them where rows are shared: from those of all rows [batch, seq] to `placed` [2 batch
+ * seq], which holds each chunk's rows together, and after them each shard's. */
+void ring_place_documents(const ranks *r, int64_t batch, int64_t seq, const int32_t *documents, int32_t *placed);
 
 /* As attention_workspace, attention_forward and attention_backward, which call these where a->ring is set; q, k, v and the
  * others are this shard's rows, seq_q = seq_k of them in a sequence. lse [2, batch, heads, rows / 2], by halves. */

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NO_TARGET = 0xff }; /* each byte of -1 */
+
 struct model_step {
     model *m;
     step_options options;
@@ -16,14 +18,15 @@ struct model_step {
     int64_t seq;  /* rows of a sequence that are here */
     int64_t rows; /* batch * seq */
     tape *t;
-    int32_t *tokens, *targets;  /* [rows] each, of the device: copies that the tape's nodes read */
-    int32_t *picked;            /* [2][rows], of the host: tokens and targets of the rows that are here; NULL if all are */
-    float *rope_cos, *rope_sin; /* [seq, head_dim / 2]: the model's, for the rows that are here */
-    tensor *logits;             /* [rows, vocab] */
+    int32_t *tokens, *targets; /* [rows] each, of the device: copies that the tape's nodes read */
+    int32_t *positions;        /* likewise; NULL: row r is at r % seq */
+    int32_t *documents;        /* of the device, as attention.h has them; NULL: none */
+    int32_t *picked; /* [3][rows], of the host: tokens, targets and positions of the rows that are here; NULL if all are */
+    int32_t *split;  /* [5][batch, whole sequence], of the host: see make_documents; NULL: no documents */
+    tensor *logits;  /* [rows, vocab] */
     loss_state loss;
-    int32_t *documents, *positions; /* [rows] each, of the device; NULL: not wanted */
-    int32_t *split;                 /* [3][rows], of the host: documents, positions, targets; NULL: no documents */
-    uint64_t seed, places;          /* of dropout: what it draws, and how many places were recorded */
+    int64_t counted;       /* targets of the last forward */
+    uint64_t seed, places; /* of dropout: what it draws, and how many places were recorded */
 };
 
 /* Dropout in the next place. */
@@ -45,8 +48,8 @@ static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, 
 {
     const model_config *c = &s->m->config;
     int64_t q_cols = c->heads * c->head_dim, kv_cols = c->heads_kv * c->head_dim;
-    rotation rotate_q = {s->rope_cos, s->rope_sin, c->heads, c->head_dim, s->seq, s->positions};
-    rotation rotate_k = {s->rope_cos, s->rope_sin, c->heads_kv, c->head_dim, s->seq, s->positions};
+    rotation rotate_q = {s->m->rope_cos, s->m->rope_sin, c->heads, c->head_dim, s->seq, s->positions};
+    rotation rotate_k = {s->m->rope_cos, s->m->rope_sin, c->heads_kv, c->head_dim, s->seq, s->positions};
     tensor *n = layer_rmsnorm(s->t, x, l->input_norm, c->rms_eps);
     tensor *qkv = layer_linear(s->t, n, &l->qkv); /* [rows, q_cols + 2 kv_cols] */
     tensor *q = tape_columns(s->t, qkv, 0, q_cols);
@@ -115,46 +118,43 @@ static bool check_options(const model *m, const step_options *o)
     return true;
 }
 
-/* Each row's angles, where rows are not at the position of their number. */
-static bool pick_angles(model_step *s)
+static bool no_room(const model_step *s)
 {
-    const model *m = s->m;
-    device *d = m->device;
-    const int64_t half = m->config.head_dim / 2;
-    const size_t row = (size_t)half * sizeof(float), bytes = (size_t)s->seq * row;
-    const float *tables[] = {m->rope_cos, m->rope_sin};
-    float **picked[] = {&s->rope_cos, &s->rope_sin};
-    float *rows = malloc(bytes);
-    bool good = rows != NULL;
-    for (int i = 0; i < 2 && good; i++) {
-        const float *table = device_look(d, tables[i], (size_t)m->config.max_seq * row);
-        *picked[i] = d->run->allocate(d, bytes);
-        good = table && *picked[i];
-        for (int64_t at = 0; good && at < s->seq; at++)
-            memcpy(rows + at * half, table + ring_position(s->ring, s->seq, at) * half, row);
-        good = good && d->run->put(d, *picked[i], rows, bytes);
-        device_look_end(d, table);
-    }
-    free(rows);
-    return good || train_fail_as(TRAIN_ERROR_WORK, "no memory for the angles of %" PRId64 " positions", s->seq);
+    return train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
+}
+
+/* Do positions begin anew in each document? */
+static bool positions_change(const model_step *s)
+{
+    return s->options.documents.on && !s->options.documents.positions_go_on;
 }
 
 /* Which rows are here. */
 static bool place_rows(model_step *s, const runtime *r)
 {
     s->seq = s->options.seq;
-    s->rope_cos = s->m->rope_cos;
-    s->rope_sin = s->m->rope_sin;
     if (r->ranks->shards > 1) {
         s->ring = r->ranks;
-        s->rope_cos = s->rope_sin = NULL;
         s->seq = ring_rows(s->ring, s->options.seq);
     }
     s->rows = s->options.batch * s->seq;
-    if (!s->seq || (s->ring && !pick_angles(s)))
-        return false;
-    s->picked = s->ring ? malloc(2 * (size_t)s->rows * sizeof *s->picked) : NULL;
-    return !s->ring || s->picked || train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
+    s->picked = s->ring && s->seq ? malloc(3 * (size_t)s->rows * sizeof *s->picked) : NULL;
+    return s->seq && (!s->ring || s->picked || no_room(s));
+}
+
+/* Where rows are not at the position of their number. */
+static bool make_positions(model_step *s)
+{
+    device *d = s->m->device;
+    const size_t bytes = (size_t)s->rows * sizeof *s->positions;
+    if (!s->ring && !positions_change(s))
+        return true;
+    s->positions = d->run->allocate(d, bytes);
+    if (!s->positions)
+        return no_room(s);
+    for (int64_t row = 0; s->ring && row < s->rows; row++)
+        s->picked[row] = (int32_t)ring_position(s->ring, s->seq, row % s->seq);
+    return positions_change(s) || d->run->put(d, s->positions, s->picked, bytes);
 }
 
 static bool make_inputs(model_step *s, const runtime *r)
@@ -164,26 +164,20 @@ static bool make_inputs(model_step *s, const runtime *r)
     s->targets = d->run->allocate(d, (size_t)s->rows * sizeof *s->targets);
     s->loss = (loss_state){.targets = s->targets, .loss = d->run->allocate_shared(d, sizeof *s->loss.loss)};
     s->t = tape_create(d, r->type);
-    return (s->tokens && s->targets && s->loss.loss && s->t) ||
-           train_fail_as(TRAIN_ERROR_WORK, "no memory for a step of %" PRId64 " tokens", s->rows);
+    return (s->tokens && s->targets && s->loss.loss && s->t) || no_room(s);
 }
 
-/* Room for what is said of documents. */
+/* Room for what is said of documents: of all rows their documents, positions and targets, and documents as the ring has them.
+ */
 static bool make_documents(model_step *s)
 {
-    const document_options *o = &s->options.documents;
     device *d = s->m->device;
-    const size_t bytes = (size_t)s->rows * sizeof *s->split;
-    if (!o->on)
+    const size_t bytes = (size_t)(s->options.batch * s->options.seq) * sizeof *s->split;
+    if (!s->options.documents.on)
         return true;
-    if (s->ring)
-        return train_fail("documents are not known to ranks that share sequences");
-    s->split = malloc(3 * bytes);
-    s->documents = d->run->allocate(d, bytes);
-    if (!o->positions_go_on)
-        s->positions = d->run->allocate(d, bytes);
-    return (s->split && s->documents && (o->positions_go_on || s->positions)) ||
-           train_fail_as(TRAIN_ERROR_WORK, "no memory for the documents of %" PRId64 " tokens", s->rows);
+    s->split = malloc(5 * bytes);
+    s->documents = d->run->allocate(d, s->ring ? 2 * bytes : bytes);
+    return (s->split && s->documents) || no_room(s);
 }
 
 model_step *step_create(model *m, const runtime *r, const step_options *options)
@@ -195,7 +189,7 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
         return NULL;
     s->m = m;
     s->options = *options;
-    bool ready = place_rows(s, r) && make_documents(s) && make_inputs(s, r);
+    bool ready = place_rows(s, r) && make_positions(s) && make_documents(s) && make_inputs(s, r);
     if (ready) {
         record(s, r);
         /* What ranks tell each other is not noted down. */
@@ -221,10 +215,6 @@ void step_free(model_step *s)
     d->run->release(d, s->tokens);
     d->run->release(d, s->targets);
     d->run->release_shared(d, s->loss.loss);
-    if (s->ring) {
-        d->run->release(d, s->rope_cos);
-        d->run->release(d, s->rope_sin);
-    }
     d->run->release(d, s->documents);
     d->run->release(d, s->positions);
     free(s->split);
@@ -232,11 +222,24 @@ void step_free(model_step *s)
     free(s);
 }
 
+/* What a forward is given, of all rows and then of those that are here. */
+typedef struct step_inputs {
+    const int32_t *tokens, *targets, *positions; /* NULL: not wanted, or as they were */
+} step_inputs;
+
 /* The rows of [batch, whole sequence] that are here. */
-static void pick(const model_step *s, int32_t *picked, const int32_t *all)
+static const int32_t *pick(const model_step *s, int32_t *picked, const int32_t *all)
 {
-    for (int64_t row = 0; row < s->rows; row++)
+    for (int64_t row = 0; all && row < s->rows; row++)
         picked[row] = all[row / s->seq * s->options.seq + ring_position(s->ring, s->seq, row % s->seq)];
+    return all ? picked : NULL;
+}
+
+static void pick_rows(const model_step *s, step_inputs *in)
+{
+    in->tokens = pick(s, s->picked, in->tokens);
+    in->targets = pick(s, s->picked + s->rows, in->targets);
+    in->positions = pick(s, s->picked + 2 * s->rows, in->positions);
 }
 
 bool step_counts(const model_step *s, int32_t token, int32_t target)
@@ -246,21 +249,26 @@ bool step_counts(const model_step *s, int32_t token, int32_t target)
 }
 
 /* Documents are numbered within a sequence, each up to and with its end token. Targets become those that count. */
-static bool split_documents(model_step *s, const int32_t *tokens, const int32_t **targets)
+static bool split_documents(const model_step *s, step_inputs *in)
 {
     const document_options *o = &s->options.documents;
     device *d = s->m->device;
-    const size_t bytes = (size_t)s->rows * sizeof *tokens;
-    int32_t *documents = s->split, *positions = documents + s->rows, *counted = positions + s->rows;
-    for (int64_t row = 0; row < s->rows; row++) {
-        const bool starts = row % s->seq == 0, follows = !starts && tokens[row - 1] != o->end;
+    const int64_t seq = s->options.seq, rows = s->options.batch * seq;
+    const size_t bytes = (size_t)rows * sizeof *s->split;
+    int32_t *documents = s->split, *positions = documents + rows, *counted = positions + rows, *placed = counted + rows;
+    for (int64_t row = 0; row < rows; row++) {
+        const bool starts = row % seq == 0, follows = !starts && in->tokens[row - 1] != o->end;
         documents[row] = starts ? 0 : documents[row - 1] + !follows;
         positions[row] = follows ? positions[row - 1] + 1 : 0;
-        if (*targets)
-            counted[row] = step_counts(s, tokens[row], (*targets)[row]) ? (*targets)[row] : -1;
+        if (in->targets)
+            counted[row] = step_counts(s, in->tokens[row], in->targets[row]) ? in->targets[row] : -1;
     }
-    *targets = *targets ? counted : NULL;
-    return d->run->put(d, s->documents, documents, bytes) && (!s->positions || d->run->put(d, s->positions, positions, bytes));
+    in->targets = in->targets ? counted : NULL;
+    in->positions = positions_change(s) ? positions : NULL;
+    if (!s->ring)
+        return d->run->put(d, s->documents, documents, bytes);
+    ring_place_documents(s->ring, s->options.batch, seq, documents, placed);
+    return d->run->put(d, s->documents, placed, 2 * bytes);
 }
 
 static bool in_range(const char *what, const int32_t *values, int64_t count, int32_t least, int64_t end)
@@ -279,43 +287,34 @@ static int64_t count_targets(const int32_t *targets, int64_t rows)
     return count;
 }
 
-static void forget_noted(model_step *s)
-{
-    tape_changed(s->t, TAPE_FORWARD);
-    tape_changed(s->t, TAPE_BACKWARD);
-}
-
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
 {
     device *d = s->m->device;
     const int64_t whole = s->options.batch * s->options.seq;
-    size_t bytes = (size_t)s->rows * sizeof *tokens;
+    const size_t bytes = (size_t)s->rows * sizeof *tokens;
+    step_inputs in = {.tokens = tokens, .targets = targets};
     if (!in_range("token", tokens, whole, 0, s->m->config.vocab))
         return false;
     if (targets && !in_range("target", targets, whole, -1, s->m->config.vocab))
         return false;
-    if (s->ring) {
-        pick(s, s->picked, tokens);
-        tokens = s->picked;
-        if (targets)
-            pick(s, s->picked + s->rows, targets);
-        targets = targets ? s->picked + s->rows : NULL;
-    }
-    if (s->split && !split_documents(s, tokens, &targets))
+    if (s->split && !split_documents(s, &in))
         return false;
-    const int64_t counted = count_targets(targets, s->rows);
-    if (counted != s->loss.counted)
-        forget_noted(s);
-    s->loss.counted = counted;
-    return d->run->put(d, s->tokens, tokens, bytes) && (!targets || d->run->put(d, s->targets, targets, bytes)) &&
-           tape_forward(s->t) && d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
+    if (s->ring)
+        pick_rows(s, &in);
+    s->counted = count_targets(in.targets, s->rows);
+    return d->run->put(d, s->tokens, in.tokens, bytes) &&
+           (in.targets ? d->run->put(d, s->targets, in.targets, bytes) : d->run->fill(d, s->targets, NO_TARGET, bytes)) &&
+           (!in.positions || d->run->put(d, s->positions, in.positions, bytes)) && tape_forward(s->t) &&
+           d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
 }
 
 /* The key that a kernel is given is noted with it. */
 void step_seed(model_step *s, uint64_t seed)
 {
-    if (s->options.dropout > 0 && seed != s->seed)
-        forget_noted(s);
+    if (s->options.dropout > 0 && seed != s->seed) {
+        tape_changed(s->t, TAPE_FORWARD);
+        tape_changed(s->t, TAPE_BACKWARD);
+    }
     s->seed = seed;
 }
 
@@ -323,7 +322,7 @@ bool step_loss(model_step *s, double *loss)
 {
     device *d = s->m->device;
     bool done = d->run->wait(d, MARK_LOSS);
-    *loss = s->loss.counted ? *s->loss.loss : 0.0;
+    *loss = s->counted ? *s->loss.loss / (double)s->counted : 0.0;
     return done;
 }
 
@@ -344,7 +343,7 @@ const float *step_logits(const model_step *s)
 
 int64_t step_targets(const model_step *s)
 {
-    return s->loss.counted;
+    return s->counted;
 }
 
 step_memory step_memory_use(const model_step *s)

@@ -97,7 +97,7 @@ static float *gradients(const runtime *r, const model_config *c, const char *pat
     for (int part = 0; part < 2; part++) {
         step_seed(s, 30 + (uint64_t)part);
         require(step_forward(s, tokens, targets, loss));
-        require(step_backward(s, 0.5f));
+        require(step_backward(s, 0.5f / (float)step_targets(s)));
     }
     assert_int_equal(step_targets(s), ROWS - 2);
     float *grad = fetch(m, m->grad);
@@ -168,7 +168,7 @@ static void run(const runtime *r, const model_config *c, const char *path, doubl
         fill_tokens(c, tokens, targets);
         require(model_zero_grad(m));
         require(step_forward(s, tokens, targets, NULL));
-        require(step_backward(s, 1.0f));
+        require(step_backward(s, 1.0f / (float)step_targets(s)));
         require(step_loss(s, &losses[i]));
         require(optimizer_update(o, 1e-3, &norms[i]));
     }
@@ -240,7 +240,7 @@ static void follow_script(const runtime *r, const char *path, bool fresh, double
             random_tokens(targets, ROWS, c->vocab, 1000 + 10 * (uint64_t)i + (uint64_t)part);
             for (int row = 0; row < script[i].without; row++)
                 targets[row] = -1;
-            require(step_forward(s, tokens, targets, &loss) && step_backward(s, script[i].scale));
+            require(step_forward(s, tokens, targets, &loss) && step_backward(s, script[i].scale / ROWS));
             losses[i] += loss;
         }
         require(optimizer_update(o, 1e-3, &norms[i]));
@@ -386,7 +386,8 @@ static void checkpoints(void **state)
     model_step *s = step_on(&gpu[1], m, "flash", false, 0);
     require(o);
     fill_tokens(&configs[1], tokens, targets);
-    require(step_forward(s, tokens, targets, NULL) && step_backward(s, 1.0f) && optimizer_update(o, 1e-3, &norm));
+    require(step_forward(s, tokens, targets, NULL) && step_backward(s, 1.0f / (float)step_targets(s)) &&
+            optimizer_update(o, 1e-3, &norm));
     char folder[FOLDER_PATH], path[FOLDER_PATH];
     folder_make(folder);
     folder_file(path, folder, "run");

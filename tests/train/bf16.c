@@ -175,7 +175,7 @@ static float *gradients(const runtime *r, const model_config *c, const char *pat
     for (int part = 0; part < 2; part++) {
         step_seed(s, 10 + (uint64_t)part);
         require(step_forward(s, tokens, targets, loss));
-        require(step_backward(s, 0.5f));
+        require(step_backward(s, 0.5f / (float)step_targets(s)));
     }
     float *grad = malloc((size_t)m->size * sizeof *grad);
     memcpy(grad, m->grad, (size_t)m->size * sizeof *grad);
@@ -237,7 +237,7 @@ static void run(const runtime *r, const char *path, double losses[STEPS])
         random_tokens(tokens, ROWS + 1, 16, (uint64_t)i % 3 + 1);
         require(model_zero_grad(m));
         require(step_forward(s, tokens, tokens + 1, &losses[i]));
-        require(step_backward(s, 1.0f));
+        require(step_backward(s, 1.0f / (float)step_targets(s)));
         require(optimizer_update(o, 5e-4, &norm));
     }
     optimizer_free(o);

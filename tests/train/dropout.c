@@ -112,7 +112,7 @@ static void differences(void **state)
         problem p = open_problem(paths[i], false);
         step_seed(p.s, 9);
         loss_of(&p);
-        require(step_backward(p.s, 1));
+        require(step_backward(p.s, 1.0f / (float)step_targets(p.s)));
         for (int j = 0; j < p.m->parameter_count; j++) {
             parameter *q = &p.m->parameters[j];
             float *grad = malloc((size_t)q->size * sizeof *grad);
@@ -138,10 +138,10 @@ static void seeds(void **state)
     assert_true(loss_of(&p) != first);
     step_seed(p.s, 9);
     assert_true(loss_of(&p) == first);
-    require(step_backward(p.s, 1));
+    require(step_backward(p.s, 1.0f / (float)step_targets(p.s)));
     step_seed(again.s, 9);
     assert_true(loss_of(&again) == first);
-    require(step_backward(again.s, 1));
+    require(step_backward(again.s, 1.0f / (float)step_targets(again.s)));
     assert_memory_equal(p.m->grad, again.m->grad, bytes);
     close_problem(&p);
     close_problem(&again);
@@ -173,7 +173,7 @@ static model *added_up(int parts, double *loss)
         double one;
         const int32_t *at = tokens + part * batch * SEQ;
         require(step_forward(s, at, at, &one));
-        require(step_backward(s, 1.0f / (float)parts));
+        require(step_backward(s, 1.0f / (float)(parts * step_targets(s))));
         *loss += one / parts;
     }
     step_free(s);

@@ -52,7 +52,7 @@ static void check_golden(const char *file, bool tied, const char *path)
     double *logits = golden_doubles(f, "logits", NULL), *wanted = golden_doubles(f, "loss", NULL), loss;
     require(step_forward(s, tokens, targets, &loss));
     model_zero_grad(m);
-    require(step_backward(s, 1.0f));
+    require(step_backward(s, 1.0f / (float)step_targets(s)));
     check_error("logits", error_fd(step_logits(s), logits, BATCH * SEQ * m->config.vocab), 1e-5);
     check_error("loss", fabs(loss - *wanted) / *wanted, 1e-6);
     for (int i = 0; i < m->parameter_count; i++) {
@@ -130,7 +130,7 @@ static float *gradients_of(problem *p, double *loss)
     size_t bytes = (size_t)p->m->size * sizeof(float);
     model_zero_grad(p->m);
     *loss = loss_of(p);
-    require(step_backward(p->s, 1.0f));
+    require(step_backward(p->s, 1.0f / (float)step_targets(p->s)));
     float *copy = malloc(bytes);
     assert_non_null(copy);
     return memcpy(copy, p->m->grad, bytes);
@@ -227,7 +227,7 @@ static void gradients_add_up(void **state)
     model_zero_grad(m);
     for (int i = 0; i < 2; i++) {
         loss_of(&p);
-        require(step_backward(p.s, 0.5f));
+        require(step_backward(p.s, 0.5f / (float)step_targets(p.s)));
     }
     check_error("two halves", error_ff(m->grad, whole, m->size), 1e-6);
     free(whole);

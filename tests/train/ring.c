@@ -14,6 +14,7 @@
 
 typedef struct shape {
     int64_t batch, heads, heads_kv, seq, dim;
+    int often; /* a document ends after each row with probability 1 / often; 0: there are none */
 } shape;
 
 enum { Q, K, V, DOUT, OUT, DQ, DK, DV, TENSORS };
@@ -42,12 +43,13 @@ static void must(bool good)
 }
 
 /* All of a problem in double, by the library's reference. */
-static void truth(const shape *s, float *const x[TENSORS], double *const y[TENSORS])
+static void truth(const shape *s, float *const x[TENSORS], const int32_t *documents, double *const y[TENSORS])
 {
     const fattn_context_options options = {.struct_size = sizeof options, .threads = 1, .kernel = "ref"};
     const fattn_desc d = {.struct_size = sizeof d,
                           .dtype = FATTN_F64,
-                          .mask = FATTN_MASK_CAUSAL,
+                          .mask = documents ? FATTN_MASK_DOCUMENT : FATTN_MASK_CAUSAL,
+                          .window_left = documents ? -1 : 0,
                           .batch = s->batch,
                           .heads_q = s->heads,
                           .heads_kv = s->heads_kv,
@@ -76,6 +78,8 @@ static void truth(const shape *s, float *const x[TENSORS], double *const y[TENSO
                                         .v = view[V],
                                         .out = view[OUT],
                                         .lse = lse,
+                                        .document_q = documents,
+                                        .document_k = documents,
                                         .workspace = workspace,
                                         .workspace_size = most};
     const fattn_backward_args backward = {.struct_size = sizeof backward,
@@ -88,6 +92,8 @@ static void truth(const shape *s, float *const x[TENSORS], double *const y[TENSO
                                           .dk = view[DK],
                                           .dv = view[DV],
                                           .lse = lse,
+                                          .document_q = documents,
+                                          .document_k = documents,
                                           .workspace = workspace,
                                           .workspace_size = most};
     must(runtime_library_did(fattn_forward(c, &d, &forward)) && runtime_library_did(fattn_backward(c, &d, &backward)));
@@ -145,14 +151,26 @@ static int compare(const shape *s, const runtime *r, float *const naive[TENSORS]
         const double by_naive = worst(s, r->ranks, t, naive[t], s->seq, exact[t], &largest);
         const double allowed = (t == OUT ? 2 : 3) * (by_naive + 0x1p-24 * largest);
         if (r->ranks->rank == 0 || !(error <= allowed))
-            printf("rank %d of %d, %s: error %.2e, naive %.2e, allowed %.2e\n", r->ranks->rank, r->ranks->size, names[t], error,
-                   by_naive, allowed);
+            printf("rank %d of %d, %s%s: error %.2e, naive %.2e, allowed %.2e\n", r->ranks->rank, r->ranks->size, names[t],
+                   s->often ? " of documents" : "", error, by_naive, allowed);
         wrong += !(error <= allowed);
     }
     return wrong;
 }
 
-static int check(const shape *s, const runtime *r)
+/* [batch, seq] documents' numbers, and then, as the ring has them, twice as many. */
+static int32_t *make_documents(const shape *s, const ranks *r)
+{
+    const int64_t count = s->batch * s->seq;
+    int32_t *documents = need(3 * (size_t)count * sizeof *documents);
+    test_random random = {(uint64_t)s->often};
+    for (int64_t i = 0; i < count; i++)
+        documents[i] = i % s->seq == 0 ? 0 : documents[i - 1] + (test_uniform(&random) * s->often < 1);
+    ring_place_documents(r, s->batch, s->seq, documents, documents + count);
+    return documents;
+}
+
+static int check(const shape *s, attention_kind kind, const runtime *r)
 {
     const int64_t here = ring_rows(r->ranks, s->seq);
     float *whole[TENSORS], *part[TENSORS];
@@ -169,14 +187,18 @@ static int check(const shape *s, const runtime *r)
                    row_of(s, whole[t], t, s->seq, n / here, ring_position(r->ranks, here, n % here)),
                    (size_t)cols_of(s, t) * sizeof(float));
     }
-    const attention_path composed = {.kind = ATTENTION_COMPOSED}, flash = {.kind = ATTENTION_FLASH};
+    const attention_path composed = {.kind = ATTENTION_COMPOSED}, path = {.kind = kind};
+    int32_t *documents = s->often ? make_documents(s, r->ranks) : NULL;
     attention one = attention_problem(r, composed, s->batch, s->heads, s->heads_kv, s->seq, s->seq, s->dim);
-    attention ring = attention_problem(r, flash, s->batch, s->heads, s->heads_kv, here, here, s->dim);
+    attention ring = attention_problem(r, path, s->batch, s->heads, s->heads_kv, here, here, s->dim);
     ring.ring = r->ranks;
-    truth(s, whole, exact);
+    one.documents = documents;
+    ring.documents = documents ? documents + s->batch * s->seq : NULL;
+    truth(s, whole, documents, exact);
     run(s, &one, whole);
     run(s, &ring, part);
     int wrong = compare(s, r, whole, part, exact);
+    free(documents);
     for (int t = 0; t < TENSORS; t++) {
         free(whole[t]);
         free(part[t]);
@@ -187,7 +209,8 @@ static int check(const shape *s, const runtime *r)
 
 int main(void)
 {
-    const shape shapes[] = {{1, 2, 2, 256, 64}, {3, 4, 2, 64, 16}, {2, 6, 1, 48, 40}};
+    const shape shapes[] = {{1, 2, 2, 256, 64, 0},  {3, 4, 2, 64, 16, 0},  {2, 6, 1, 48, 40, 0},
+                            {1, 2, 2, 256, 64, 60}, {3, 4, 2, 64, 16, 12}, {2, 6, 1, 48, 40, 4}};
     ranks_place place;
     runtime r;
     must(ranks_look(&place));
@@ -195,7 +218,7 @@ int main(void)
     must(runtime_open(&r, &(runtime_options){.threads = 1, .place = &place}));
     int wrong = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        wrong += check(&shapes[i], &r);
+        wrong += check(&shapes[i], ATTENTION_FLASH, &r) + check(&shapes[i], ATTENTION_COMPOSED, &r);
     fflush(stdout);
     ranks_close(r.ranks, wrong != 0);
     r.ranks = NULL;

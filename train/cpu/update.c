@@ -28,20 +28,20 @@ bool cpu_grad_norm(device *d, const update_call *c)
     (void)d;
     for (int64_t i = 0; i < c->count; i++)
         sum += c->squares[i];
-    *c->norm = *c->shared_norm = sqrt(sum);
+    *c->norm = *c->shared_norm = c->scale * sqrt(sum);
     return true;
 }
 
 /* What is the same for every number in an update. */
 typedef struct factors {
-    float clip, decay, beta1, beta2, step, root, eps;
+    float grad, decay, beta1, beta2, step, root, eps;
 } factors;
 
 static void advance(float *restrict p, float *restrict m, float *restrict v, const float *restrict grad, int64_t count,
                     factors f, float decay)
 {
     for (int64_t i = 0; i < count; i++) {
-        float g = grad[i] * f.clip;
+        float g = grad[i] * f.grad;
         m[i] = f.beta1 * m[i] + (1.0f - f.beta1) * g;
         v[i] = f.beta2 * v[i] + (1.0f - f.beta2) * g * g;
         p[i] = p[i] * decay - f.step * m[i] / (sqrtf(v[i]) * f.root + f.eps);
@@ -51,7 +51,7 @@ static void advance(float *restrict p, float *restrict m, float *restrict v, con
 bool cpu_update(device *d, const update_call *c)
 {
     double norm = *c->norm, clip = c->clip > 0 ? c->clip / (norm + 1e-6) : 1.0;
-    factors f = {.clip = (float)(clip < 1.0 ? clip : 1.0),
+    factors f = {.grad = (float)(clip < 1.0 ? c->scale * clip : c->scale),
                  .decay = c->decay,
                  .beta1 = c->beta1,
                  .beta2 = c->beta2,

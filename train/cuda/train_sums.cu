@@ -64,7 +64,7 @@ KERNEL cross_entropy_forward(const __grid_constant__ cross_entropy_call c)
         cross_entropy_forward_rows<1>(c);
 }
 
-/* The mean over the rows, by one block. */
+/* The sum over the rows, by one block. */
 KERNEL cross_entropy_loss(const __grid_constant__ cross_entropy_call c)
 {
     double sum = 0;
@@ -74,7 +74,7 @@ KERNEL cross_entropy_loss(const __grid_constant__ cross_entropy_call c)
             sum += (double)c.lse[r] - (double)c.x[r * c.vocab + c.targets[r]];
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        *c.loss = sum / (double)c.counted;
+        *c.loss = sum;
 }
 
 template <int V, typename T> __device__ inline void cross_entropy_backward_rows(const cross_entropy_call &c)
@@ -138,10 +138,10 @@ KERNEL grad_norm(const __grid_constant__ update_call c)
         sum += c.squares[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        *c.norm = *c.shared_norm = sqrt(sum);
+        *c.norm = *c.shared_norm = c.scale * sqrt(sum);
 }
 
-template <int V> __device__ inline void update_piece_of(const update_call &c, const update_piece &p, float clip)
+template <int V> __device__ inline void update_piece_of(const update_call &c, const update_piece &p, float factor)
 {
     const float decay = p.decays ? c.decay : 1.0f;
     for (int64_t i = p.offset + threadIdx.x * V; i < p.offset + p.count; i += CUDA_THREADS * V) {
@@ -150,7 +150,7 @@ template <int V> __device__ inline void update_piece_of(const update_call &c, co
         some<V> x = load<V>(c.data + i), m = load<V>(m_at), v = load<V>(v_at);
 #pragma unroll
         for (int n = 0; n < V; n++) {
-            const float g = grad.x[n] * clip;
+            const float g = grad.x[n] * factor;
             m.x[n] = c.beta1 * m.x[n] + (1.0f - c.beta1) * g;
             v.x[n] = c.beta2 * v.x[n] + (1.0f - c.beta2) * g * g;
             x.x[n] = x.x[n] * decay - c.step * m.x[n] / (sqrtf(v.x[n]) * c.root + c.eps);
@@ -170,8 +170,9 @@ KERNEL update_pieces(const __grid_constant__ update_call c)
     const double norm = *c.norm, clip = c.clip > 0 ? c.clip / (norm + 1e-6) : 1.0;
     if (!isnan(c.limit) && !(isfinite(norm) && norm <= c.limit))
         return;
+    const float factor = (float)(clip < 1.0 ? c.scale * clip : c.scale);
     if (p.offset % 4 == 0 && p.count % 4 == 0)
-        update_piece_of<4>(c, p, (float)(clip < 1.0 ? clip : 1.0));
+        update_piece_of<4>(c, p, factor);
     else
-        update_piece_of<1>(c, p, (float)(clip < 1.0 ? clip : 1.0));
+        update_piece_of<1>(c, p, factor);
 }

@@ -48,12 +48,11 @@ tensor *layer_dropout_residual(tape *t, tensor *x, const dropout *d, tensor *res
 /* out = silu(gate) * up             x = [gate | up] [rows, 2 ffn], out [rows, ffn];  silu(z) = z / (1 + e^-z) */
 tensor *layer_swiglu(tape *t, tensor *x);
 
-/* The loss: mean over the rows with target >= 0 of logsumexp(logits) - logits[target].   logits [rows, vocab] float */
+/* The loss: the sum over the rows with target >= 0 of logsumexp(logits) - logits[target].   logits [rows, vocab] float */
 typedef struct loss_state {
     const int32_t *targets; /* [rows], of the device */
-    int64_t counted;        /* set before each forward: the rows that have a target; 0: nothing to do */
     float scale;            /* set before backward: the gradient of scale * loss */
-    double *loss;           /* written by forward if rows are counted; shared with the host */
+    double *loss;           /* written by forward; shared with the host */
 } loss_state;
 void layer_cross_entropy(tape *t, tensor *logits, loss_state *state);
 
