@@ -82,9 +82,21 @@ static void head_backward(float *restrict dx, float *restrict dw, const float *r
     }
 }
 
+/* The heads of a row are a few cache lines among those of queries, keys and values. */
+__attribute__((always_inline)) static inline void prefetch_row(const qknorm_rope_call *c, int64_t row)
+{
+    const int64_t count = c->heads * c->dim;
+    prefetch_numbers(c->x, c->type, row * c->stride, count);
+    prefetch_numbers(c->dx, c->type, row * c->stride, count);
+    prefetch_numbers(c->dout, c->type, row * c->out_stride, count);
+}
+
 static void backward_row(const qknorm_rope_call *c, float *dw, int64_t row)
 {
+    enum { AHEAD = 6 };
     int64_t dim = c->dim, half = dim / 2, position = position_of(c, row);
+    if (row + AHEAD < c->rows)
+        prefetch_row(c, row + AHEAD);
     for (int64_t h = 0; h < c->heads; h++) {
         const int64_t at = row * c->stride + h * dim;
         float x_scratch[PIECE], dx_scratch[PIECE], dout_scratch[PIECE];
