@@ -1,9 +1,12 @@
 /* Copying and adding rows. */
+#ifndef TRAIN_CPU_COPY_H
+#define TRAIN_CPU_COPY_H
+
 #include <string.h>
 
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 
 static void copy_piece(const copy_call *c, int64_t to_at, int64_t from_at, int64_t count)
 {
@@ -19,7 +22,7 @@ static void copy_piece(const copy_call *c, int64_t to_at, int64_t from_at, int64
     write_numbers(c->to, c->to_type, to_at, count, to_scratch);
 }
 
-bool cpu_copy(device *d, const copy_call *c)
+static bool copy(device *d, const copy_call *c)
 {
     const bool plain = c->to_type == c->from_type && !c->add;
     const int64_t size = (int64_t)number_bytes(c->to_type);
@@ -34,3 +37,5 @@ bool cpu_copy(device *d, const copy_call *c)
     }
     return true;
 }
+
+#endif
