@@ -91,7 +91,7 @@ def loss_of(torch, o, repeat):
     heads, dim = o.hidden // o.head_dim, o.head_dim
 
     def norm(x, weight):
-        return F.rms_norm(x, weight.shape, weight, 1e-6)
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), 1e-6)  # of one type, or it is not fused
 
     def rotate(x, cosine, sine):
         first, second = x.chunk(2, -1)

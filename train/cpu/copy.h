@@ -17,9 +17,9 @@ static void copy_piece(const copy_call *c, int64_t to_at, int64_t from_at, int64
         const float *sum = read_numbers(c->to, c->to_type, to_at, count, to_scratch);
         for (int64_t i = 0; i < count; i++)
             to[i] = sum[i] + from[i];
-    } else
+    } else if (c->to_type == NUMBER_F32)
         memcpy(to, from, (size_t)count * sizeof *to);
-    write_numbers(c->to, c->to_type, to_at, count, to_scratch);
+    write_numbers(c->to, c->to_type, to_at, count, c->add ? to : from);
 }
 
 static bool copy(device *d, const copy_call *c)
