@@ -25,7 +25,7 @@ static const char *const path_words[PATHS + 1] = {"composed", "flash", NULL};
 
 typedef struct bench_train_options {
     int device, dtype;
-    int64_t hidden, layers, ffn, vocab, tokens, threads;
+    int64_t hidden, layers, heads_kv, ffn, vocab, tokens, threads; /* heads_kv 0: as many as query heads */
     option_ints dims, seqs, paths;
     double seconds;
     bool json, recompute; /* recompute: with it as well */
@@ -119,6 +119,7 @@ static void print_json(const bench_train_run *b, const char *attention, const be
     json_int(&json, "ffn", o->ffn);
     json_int(&json, "vocab", o->vocab);
     json_int(&json, "head_dim", b->dim);
+    json_int(&json, "heads_kv", b->m->config.heads_kv);
     json_int(&json, "seq", b->seq);
     json_int(&json, "batch", b->batch);
     json_string(&json, "attention", attention);
@@ -167,7 +168,7 @@ static bool bench_heads(bench_train_run *b)
                                  .hidden = o->hidden,
                                  .layers = o->layers,
                                  .heads = o->hidden / b->dim,
-                                 .heads_kv = o->hidden / b->dim,
+                                 .heads_kv = o->heads_kv ? o->heads_kv : o->hidden / b->dim,
                                  .head_dim = b->dim,
                                  .ffn = o->ffn,
                                  .max_seq = longest(&o->seqs),
@@ -193,11 +194,18 @@ static bool bench_heads(bench_train_run *b)
 
 static bool check(const bench_train_options *o)
 {
-    for (int i = 0; i < o->dims.count; i++)
+    for (int i = 0; i < o->dims.count; i++) {
+        const int64_t heads = o->hidden / o->dims.item[i];
         if (o->hidden % o->dims.item[i]) {
             cli_error("--head-dim: %lld does not divide --hidden, %lld", (long long)o->dims.item[i], (long long)o->hidden);
             return false;
         }
+        if (o->heads_kv && heads % o->heads_kv) {
+            cli_error("--heads-kv: %lld does not divide the %lld heads that fill --hidden", (long long)o->heads_kv,
+                      (long long)heads);
+            return false;
+        }
+    }
     return true;
 }
 
@@ -240,6 +248,7 @@ int bench_train(int argc, char **argv)
         {"ffn", "N", OPTION_INT, &o.ffn, .low = 1, .high = 262144, .help = "width of the feed-forward layer"},
         {"vocab", "N", OPTION_INT, &o.vocab, .low = 1, .high = 1 << 24, .help = "tokens there are; 258: bytes and two more"},
         {"head-dim", "N,...", OPTION_INTS, &o.dims, .low = 2, .high = 512, .help = "width of a head; they fill --hidden"},
+        {"heads-kv", "N", OPTION_INT, &o.heads_kv, .high = 65536, .help = "heads of keys and values; 0: as many as of queries"},
         {"seq", "N,...", OPTION_INTS, &o.seqs, .low = 1, .high = 1 << 20, .help = "tokens in a window"},
         {"tokens", "N", OPTION_INT, &o.tokens, .low = 1, .high = 1 << 24, .help = "in a step; a window at least"},
         {"attention", "PATH,...", OPTION_WORDS, &o.paths, .words = path_words,

@@ -130,14 +130,15 @@ if grep -q '"op":"sgemm"' "$out"; then
     grep -q '1 of 2 threads' "$err" || complain 'no note about the threads that are missing'
 fi
 wrong "--size: '2.5'" bench gemm --size 2.5
-json bench train --json --hidden 32 --layers 1 --ffn 16 --head-dim 16,32 --seq 8,16 --tokens 32 --seconds 0.001
-for field in op version device device_name threads dtype parameters hidden layers ffn vocab head_dim seq batch attention \
+json bench train --json --heads-kv 1 --hidden 32 --layers 1 --ffn 16 --head-dim 16,32 --seq 8,16 --tokens 32 --seconds 0.001
+for field in op version device device_name threads dtype parameters hidden layers ffn vocab head_dim heads_kv seq batch attention \
     tokens_per_s ms mem_bytes; do
     grep -q "\"$field\":" "$out" || complain "no '$field' in what bench train prints"
 done
 right 'flash .* 1.00 ' bench train --attention flash --vocab 40 --hidden 32 --layers 1 --ffn 16 --head-dim 16 --seq 8 --tokens 32 \
     --seconds 0.001
 wrong 'does not divide' bench train --hidden 32 --head-dim 12
+wrong '3 does not divide the 2 heads' bench train --hidden 32 --head-dim 16 --heads-kv 3
 json bench train --json --dtype bf16 --recompute --hidden 32 --layers 1 --ffn 16 --head-dim 16 --seq 16 --tokens 32 --seconds 0.001
 [ "$(grep -c '"recompute":true' "$out")" -eq 2 ] || complain 'bench train --recompute has not four rows'
 

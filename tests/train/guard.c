@@ -5,7 +5,6 @@
 #include "train/guard.h"
 #include "folder.h"
 #include "support.h"
-#include "train/cpu/cpu.h"
 #include "train/error.h"
 #include "train/loop.h"
 #include <math.h>
@@ -46,7 +45,7 @@ static struct spoil {
 static bool spoiled_norm(device *d, const update_call *c)
 {
     const int64_t number = ++spoil.seen;
-    cpu_grad_norm(d, c);
+    device_cpu()->run->grad_norm(d, c);
     if (number >= spoil.at && number < spoil.at + spoil.count)
         *c->norm = *c->shared_norm = spoil.norm;
     return true;

@@ -52,6 +52,17 @@ static inline const float *read_numbers(const void *x, number_type type, int64_t
     return scratch;
 }
 
+/* Asks for numbers that a loop will come to soon, to be read or written. What forward has saved lies in memory by the time that
+ * backward reads it, and processors see too late what a loop over short rows, or over several long ones at once, wants next.
+ * Inlined always: GCC leaves out calls of a function that only prefetches, as they change nothing. */
+__attribute__((always_inline)) static inline void prefetch_numbers(const void *x, number_type type, int64_t at, int64_t count)
+{
+    enum { CACHE_LINE = 64 };
+    const char *from = number_at(x, type, at);
+    for (int64_t i = 0; i < count * (int64_t)number_bytes(type); i += CACHE_LINE)
+        __builtin_prefetch(from + i);
+}
+
 /* Where to write them; write_numbers() then puts them in their place. */
 static inline float *room_for_numbers(void *x, number_type type, int64_t at, float *scratch)
 {

@@ -27,7 +27,7 @@ bool cpu_product(device *d, const product_call *c)
                                  .from_type = c->c_type,
                                  .to = c->c,
                                  .from = c->from};
-        cpu_copy(d, &first);
+        d->run->copy(d, &first);
     }
     return c->type == NUMBER_F32 ? product_f32(c) : cpu_product_bf16(d, c);
 }

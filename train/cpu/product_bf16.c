@@ -141,7 +141,7 @@ static void widen_rows(device *d, float *to, const void *from, int64_t rows, int
 {
     const copy_call c = {
         .rows = rows, .cols = cols, .to_stride = cols, .from_stride = ld, .from_type = NUMBER_BF16, .to = to, .from = from};
-    cpu_copy(d, &c);
+    d->run->copy(d, &c);
 }
 
 static bool widened(device *d, const product_call *c)
@@ -173,7 +173,7 @@ static bool widened(device *d, const product_call *c)
                                 .to_type = NUMBER_BF16,
                                 .to = c->c,
                                 .from = sums};
-        good = cpu_copy(d, &back);
+        good = d->run->copy(d, &back);
     }
     free(memory);
     return good;

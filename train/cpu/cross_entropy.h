@@ -1,11 +1,14 @@
 /* Cross-entropy on the CPU: see layers/cross_entropy.c. */
+#ifndef TRAIN_CPU_CROSS_ENTROPY_H
+#define TRAIN_CPU_CROSS_ENTROPY_H
+
 #include <math.h>
 #include <string.h>
 
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
 #include "train/cpu/fastmath.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 
 static float row_lse(const float *x, int64_t vocab)
 {
@@ -16,7 +19,7 @@ static float row_lse(const float *x, int64_t vocab)
     return most + logf(sum);
 }
 
-bool cpu_cross_entropy_forward(device *d, const cross_entropy_call *c)
+static bool cross_entropy_forward(device *d, const cross_entropy_call *c)
 {
     double sum = 0.0;
     (void)d;
@@ -30,7 +33,7 @@ bool cpu_cross_entropy_forward(device *d, const cross_entropy_call *c)
     return true;
 }
 
-static void backward_row(const cross_entropy_call *c, int64_t row)
+static void loss_backward_row(const cross_entropy_call *c, int64_t row)
 {
     const int64_t first = row * c->vocab, piece = piece_of(c->type, c->vocab);
     const int32_t target = c->targets[row];
@@ -49,11 +52,13 @@ static void backward_row(const cross_entropy_call *c, int64_t row)
     }
 }
 
-bool cpu_cross_entropy_backward(device *d, const cross_entropy_call *c)
+static bool cross_entropy_backward(device *d, const cross_entropy_call *c)
 {
     (void)d;
 #pragma omp parallel for schedule(static) if (c->rows * c->vocab > PARALLEL_WORK)
     for (int64_t r = 0; r < c->rows; r++)
-        backward_row(c, r);
+        loss_backward_row(c, r);
     return true;
 }
+
+#endif

@@ -1,10 +1,13 @@
 /* RMS norm on the CPU: see layers/rmsnorm.c. */
+#ifndef TRAIN_CPU_RMSNORM_H
+#define TRAIN_CPU_RMSNORM_H
+
 #include <math.h>
 #include <string.h>
 
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 
 static float inverse_norm(const float *x, int64_t cols, float eps)
 {
@@ -15,7 +18,7 @@ static float inverse_norm(const float *x, int64_t cols, float eps)
     return 1.0f / sqrtf(squares / (float)cols + eps);
 }
 
-static void forward_row(const rmsnorm_call *n, int64_t row, float s)
+static void rmsnorm_forward_row(const rmsnorm_call *n, int64_t row, float s)
 {
     const float *x = n->x + row * n->cols;
     float scratch[PIECE];
@@ -29,13 +32,13 @@ static void forward_row(const rmsnorm_call *n, int64_t row, float s)
     }
 }
 
-bool cpu_rmsnorm_forward(device *d, const rmsnorm_call *n)
+static bool rmsnorm_forward(device *d, const rmsnorm_call *n)
 {
     (void)d;
 #pragma omp parallel for schedule(static) if (n->rows * n->cols > PARALLEL_WORK)
     for (int64_t r = 0; r < n->rows; r++) {
         const float s = inverse_norm(n->x + r * n->cols, n->cols, n->eps);
-        forward_row(n, r, s);
+        rmsnorm_forward_row(n, r, s);
         if (n->rstd)
             n->rstd[r] = s;
     }
@@ -51,8 +54,8 @@ static float dot_of(const float *dout, const float *w, const float *x, int64_t c
     return dot;
 }
 
-static void backward_piece(float *restrict dx, bool accumulate, float *restrict dw, const float *restrict dout,
-                           const float *restrict x, const float *restrict w, float s, float slope, int64_t cols)
+static void rmsnorm_backward_piece(float *restrict dx, bool accumulate, float *restrict dw, const float *restrict dout,
+                                   const float *restrict x, const float *restrict w, float s, float slope, int64_t cols)
 {
     for (int64_t c = 0; c < cols; c++)
         dw[c] += dout[c] * x[c] * s;
@@ -64,7 +67,7 @@ static void backward_piece(float *restrict dx, bool accumulate, float *restrict 
             dx[c] = s * (dout[c] * w[c] - slope * x[c]);
 }
 
-static void backward_row(const rmsnorm_call *n, float *dw, int64_t row)
+static void rmsnorm_backward_row(const rmsnorm_call *n, float *dw, int64_t row)
 {
     const int64_t cols = n->cols, first = row * cols, piece = piece_of(n->type, cols);
     const float *x = n->x + first, s = n->rstd[row];
@@ -77,11 +80,11 @@ static void backward_row(const rmsnorm_call *n, float *dw, int64_t row)
     for (int64_t i = 0; i < cols; i += piece) {
         const int64_t count = cols - i < piece ? cols - i : piece;
         const float *dout = read_numbers(n->dout, n->type, first + i, count, scratch);
-        backward_piece(n->dx + first + i, n->accumulate, dw + i, dout, x + i, n->weight + i, s, slope, count);
+        rmsnorm_backward_piece(n->dx + first + i, n->accumulate, dw + i, dout, x + i, n->weight + i, s, slope, count);
     }
 }
 
-bool cpu_rmsnorm_backward(device *d, const rmsnorm_call *n)
+static bool rmsnorm_backward(device *d, const rmsnorm_call *n)
 {
     int64_t rows = n->rows, cols = n->cols;
     (void)d;
@@ -90,8 +93,10 @@ bool cpu_rmsnorm_backward(device *d, const rmsnorm_call *n)
         float *dw = n->partial + chunk * cols;
         memset(dw, 0, (size_t)cols * sizeof *dw);
         for (int64_t r = chunk_begin(rows, chunk); r < chunk_begin(rows, chunk + 1); r++)
-            backward_row(n, dw, r);
+            rmsnorm_backward_row(n, dw, r);
     }
     add_chunks(n->dweight, n->partial, cols);
     return true;
 }
+
+#endif

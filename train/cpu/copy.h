@@ -1,9 +1,12 @@
 /* Copying and adding rows. */
+#ifndef TRAIN_CPU_COPY_H
+#define TRAIN_CPU_COPY_H
+
 #include <string.h>
 
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 
 static void copy_piece(const copy_call *c, int64_t to_at, int64_t from_at, int64_t count)
 {
@@ -14,12 +17,12 @@ static void copy_piece(const copy_call *c, int64_t to_at, int64_t from_at, int64
         const float *sum = read_numbers(c->to, c->to_type, to_at, count, to_scratch);
         for (int64_t i = 0; i < count; i++)
             to[i] = sum[i] + from[i];
-    } else
+    } else if (c->to_type == NUMBER_F32)
         memcpy(to, from, (size_t)count * sizeof *to);
-    write_numbers(c->to, c->to_type, to_at, count, to_scratch);
+    write_numbers(c->to, c->to_type, to_at, count, c->add ? to : from);
 }
 
-bool cpu_copy(device *d, const copy_call *c)
+static bool copy(device *d, const copy_call *c)
 {
     const bool plain = c->to_type == c->from_type && !c->add;
     const int64_t size = (int64_t)number_bytes(c->to_type);
@@ -34,3 +37,5 @@ bool cpu_copy(device *d, const copy_call *c)
     }
     return true;
 }
+
+#endif

@@ -2,12 +2,15 @@
  * The gradient's norm and AdamW on the CPU: see optimizer.h. Pieces are shared out to the threads, and the norm adds the
  * pieces' sums in order, so nothing depends on the number of threads.
  */
+#ifndef TRAIN_CPU_UPDATE_H
+#define TRAIN_CPU_UPDATE_H
+
 #include <math.h>
 
-#include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 
-bool cpu_grad_squares(device *d, const update_call *c)
+static bool grad_squares(device *d, const update_call *c)
 {
     (void)d;
 #pragma omp parallel for schedule(static)
@@ -22,7 +25,7 @@ bool cpu_grad_squares(device *d, const update_call *c)
     return true;
 }
 
-bool cpu_grad_norm(device *d, const update_call *c)
+static bool grad_norm(device *d, const update_call *c)
 {
     double sum = 0.0;
     (void)d;
@@ -48,7 +51,7 @@ static void advance(float *restrict p, float *restrict m, float *restrict v, con
     }
 }
 
-bool cpu_update(device *d, const update_call *c)
+static bool update(device *d, const update_call *c)
 {
     double norm = *c->norm, clip = c->clip > 0 ? c->clip / (norm + 1e-6) : 1.0;
     factors f = {.grad = (float)(clip < 1.0 ? c->scale * clip : c->scale),
@@ -71,3 +74,5 @@ bool cpu_update(device *d, const update_call *c)
     }
     return true;
 }
+
+#endif

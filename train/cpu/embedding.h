@@ -2,12 +2,15 @@
  * Embedding on the CPU. Equal tokens meet in one row of dW, so backward's work is shared out by columns: a thread adds up all
  * rows, in order, for columns of its own.
  */
+#ifndef TRAIN_CPU_EMBEDDING_H
+#define TRAIN_CPU_EMBEDDING_H
+
 #include <string.h>
 
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
+#include "train/device.h"
 
-bool cpu_embedding_forward(device *d, const embedding_call *e)
+static bool embedding_forward(device *d, const embedding_call *e)
 {
     int64_t hidden = e->hidden;
     (void)d;
@@ -17,7 +20,7 @@ bool cpu_embedding_forward(device *d, const embedding_call *e)
     return true;
 }
 
-bool cpu_embedding_backward(device *d, const embedding_call *e)
+static bool embedding_backward(device *d, const embedding_call *e)
 {
     enum { COLUMNS = 32 }; /* a thread's share: two cache lines, so threads do not write to each other's */
     int64_t rows = e->rows, hidden = e->hidden;
@@ -34,3 +37,5 @@ bool cpu_embedding_backward(device *d, const embedding_call *e)
     }
     return true;
 }
+
+#endif

@@ -2,12 +2,15 @@
  * Norm and rotation of queries or keys on the CPU: see layers/qknorm_rope.c. The loops handle both halves of a head at once;
  * `omp simd` tells the compiler that the halves do not overlap.
  */
+#ifndef TRAIN_CPU_QKNORM_ROPE_H
+#define TRAIN_CPU_QKNORM_ROPE_H
+
 #include <math.h>
 #include <string.h>
 
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 
 static float head_forward(float *restrict out, const float *restrict x, const float *restrict w, const float *restrict cosine,
                           const float *restrict sine, int64_t dim, float eps)
@@ -32,7 +35,7 @@ static int64_t position_of(const qknorm_rope_call *c, int64_t row)
     return c->positions ? c->positions[row] : c->first + row % c->seq;
 }
 
-bool cpu_qknorm_rope_forward(device *d, const qknorm_rope_call *c)
+static bool qknorm_rope_forward(device *d, const qknorm_rope_call *c)
 {
     int64_t dim = c->dim, half = dim / 2;
     (void)d;
@@ -82,9 +85,21 @@ static void head_backward(float *restrict dx, float *restrict dw, const float *r
     }
 }
 
-static void backward_row(const qknorm_rope_call *c, float *dw, int64_t row)
+/* The heads of a row are a few cache lines among those of queries, keys and values. */
+__attribute__((always_inline)) static inline void prefetch_heads(const qknorm_rope_call *c, int64_t row)
 {
+    const int64_t count = c->heads * c->dim;
+    prefetch_numbers(c->x, c->type, row * c->stride, count);
+    prefetch_numbers(c->dx, c->type, row * c->stride, count);
+    prefetch_numbers(c->dout, c->type, row * c->out_stride, count);
+}
+
+static void heads_backward_row(const qknorm_rope_call *c, float *dw, int64_t row)
+{
+    enum { AHEAD = 6 };
     int64_t dim = c->dim, half = dim / 2, position = position_of(c, row);
+    if (row + AHEAD < c->rows)
+        prefetch_heads(c, row + AHEAD);
     for (int64_t h = 0; h < c->heads; h++) {
         const int64_t at = row * c->stride + h * dim;
         float x_scratch[PIECE], dx_scratch[PIECE], dout_scratch[PIECE];
@@ -98,7 +113,7 @@ static void backward_row(const qknorm_rope_call *c, float *dw, int64_t row)
     }
 }
 
-bool cpu_qknorm_rope_backward(device *d, const qknorm_rope_call *c)
+static bool qknorm_rope_backward(device *d, const qknorm_rope_call *c)
 {
     int64_t dim = c->dim;
     (void)d;
@@ -107,8 +122,10 @@ bool cpu_qknorm_rope_backward(device *d, const qknorm_rope_call *c)
         float *dw = c->partial + chunk * dim;
         memset(dw, 0, (size_t)dim * sizeof *dw);
         for (int64_t row = chunk_begin(c->rows, chunk); row < chunk_begin(c->rows, chunk + 1); row++)
-            backward_row(c, dw, row);
+            heads_backward_row(c, dw, row);
     }
     add_chunks(c->dweight, c->partial, dim);
     return true;
 }
+
+#endif

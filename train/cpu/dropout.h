@@ -1,7 +1,10 @@
 /* Dropout on the CPU: see layers/dropout.c. */
+#ifndef TRAIN_CPU_DROPOUT_H
+#define TRAIN_CPU_DROPOUT_H
+
 #include "train/cpu/chunks.h"
-#include "train/cpu/cpu.h"
 #include "train/cpu/numbers.h"
+#include "train/device.h"
 #include "train/philox.h"
 
 /* Columns first .. first + count - 1 of a row; first is a multiple of 4. */
@@ -21,7 +24,7 @@ static void drop_piece(const dropout_call *c, int64_t row, int64_t first, int64_
     write_numbers(c->to, c->to_type, at, count, to_scratch);
 }
 
-bool cpu_dropout(device *d, const dropout_call *c)
+static bool dropout(device *d, const dropout_call *c)
 {
     (void)d;
 #pragma omp parallel for schedule(static) if (c->rows * c->cols > PARALLEL_WORK)
@@ -30,3 +33,5 @@ bool cpu_dropout(device *d, const dropout_call *c)
             drop_piece(c, r, i, c->cols - i < PIECE ? c->cols - i : PIECE);
     return true;
 }
+
+#endif

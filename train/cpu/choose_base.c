@@ -1,0 +1,7 @@
+/* Where the loops are compiled once. */
+#include "train/cpu/cpu.h"
+
+device *device_cpu(void)
+{
+    return &cpu_device_base;
+}
