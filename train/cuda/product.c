@@ -1,8 +1,8 @@
 /*
  * Products by cuBLASLt (gpu/cublas.h), with memory of their own to work in.
  *
- * What cuBLASLt thinks the fastest algorithm, the first, takes up to twice the time of the best that it knows. So the first
- * call of a large product tries those it names. Results always have the bits of the first: another is taken only if it gives
+ * What cuBLASLt thinks the fastest algorithm, the first, takes up to 1.8 times as long as the best that it names. So the first
+ * call of a large product tries these. Results always have the bits of the first: another is taken only if it gives
  * these bits for the whole of a product of random numbers, the same in every process, where each other order of additions
  * shows. Which those are depends on cuBLASLt, the GPU and the product's shape; what was measured decides only between them.
  */
@@ -199,8 +199,9 @@ static size_t larger(size_t x, size_t y)
     return x > y ? x : y;
 }
 
-/* The first stays where there is nothing to choose from, or no memory for random numbers: as many as the largest matrix has,
- * which all of them share. Every try writes where the result will be, or where that is to be added to, to memory of its own. */
+/* The first stays where there is nothing to choose from, or no memory for random numbers: as many as the largest matrix that is
+ * read has, which all of them share. Every try writes where the result will be, or where that is to be added to, to memory of
+ * its own. */
 static bool tune(products *p, const gpu_product *product, const product_call *c, gpu_product_plan *plan)
 {
     const size_t size = (size_t)(c->m * c->ldc) * number_bytes(c->c_type), each = number_bytes(c->type);
