@@ -20,6 +20,7 @@ typedef struct arena {
     fattn_context *cpu_context, *gpu_context;
     unsigned char *host, *back; /* the CPU's, and what came back from the GPU */
     unsigned char *there;       /* the GPU's */
+    void *stream;               /* for calls on the GPU */
     size_t used;
 } arena;
 
@@ -37,6 +38,7 @@ static inline int arena_open(void **state)
     a.host = malloc(ARENA_ROOM);
     a.back = malloc(ARENA_ROOM);
     a.there = gpu_allocate(a.gpu, ARENA_ROOM);
+    a.stream = gpu_stream(a.gpu);
     assert_true(a.host && a.back && a.there);
     assert_ok(fattn_context_create(&cpu, &a.cpu_context));
     assert_ok(fattn_context_create(&gpu, &a.gpu_context));
@@ -137,13 +139,18 @@ static inline void *run_call(void *arg)
     return NULL;
 }
 
-/* run(what) in a thread of its own, where no context is current. */
+/* run(what) in a thread of its own, where no context is current, on the default stream, which only a context gives a meaning.
+ */
 static inline void assert_ok_apart(fattn_status (*run)(const void *what), const void *what)
 {
     pthread_t thread;
     gpu_call c = {.run = run, .what = what};
+    assert_true(gpu_wait(a.gpu));
+    a.stream = NULL;
     assert_int_equal(pthread_create(&thread, NULL, run_call, &c), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
+    a.stream = gpu_stream(a.gpu);
+    assert_int_equal(gpu_driver()->cuCtxSynchronize(), CUDA_SUCCESS);
     assert_string_equal(c.error, "");
     assert_int_equal(c.status, FATTN_OK);
     assert_true(c.clean);

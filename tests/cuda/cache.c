@@ -124,7 +124,7 @@ static fattn_cache_args args_there(const fattn_cache_args *host)
     args.used_k = there(host->used_k), args.used_q = there(host->used_q), args.page_table = there(host->page_table);
     args.k_scales = there(host->k_scales), args.v_scales = there(host->v_scales);
     args.rotary_cos = there(host->rotary_cos), args.rotary_sin = there(host->rotary_sin);
-    args.stream = gpu_stream(a.gpu);
+    args.stream = a.stream;
     return args;
 }
 

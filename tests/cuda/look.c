@@ -71,7 +71,7 @@ static fattn_forward_args args_there(const looked *l, fattn_view *bias)
         (const void **)&args.v_scales};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         *pointers[i] = there(*pointers[i]);
-    args.stream = gpu_stream(a.gpu);
+    args.stream = a.stream;
     return args;
 }
 

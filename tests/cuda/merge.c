@@ -122,7 +122,7 @@ static fattn_status forward(const merging *m, bool on_gpu)
                                    .lses = l.lses,
                                    .out = on_gpu ? view_there(m->out.view) : m->out.view,
                                    .lse = on_gpu ? there(m->lse) : m->lse,
-                                   .stream = on_gpu ? gpu_stream(a.gpu) : NULL};
+                                   .stream = on_gpu ? a.stream : NULL};
     return fattn_merge(on_gpu ? a.gpu_context : a.cpu_context, &m->desc, &args);
 }
 
@@ -140,7 +140,7 @@ static fattn_status backward(const merging *m, bool on_gpu)
                                             .dlse = on_gpu ? there(m->dlse) : m->dlse,
                                             .douts = l.douts,
                                             .dlses = l.dlses,
-                                            .stream = on_gpu ? gpu_stream(a.gpu) : NULL};
+                                            .stream = on_gpu ? a.stream : NULL};
     return fattn_merge_backward(on_gpu ? a.gpu_context : a.cpu_context, &m->desc, &args);
 }
 

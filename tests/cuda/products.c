@@ -146,6 +146,7 @@ static void compare_truth(problem *p, const void *out)
     char name[100];
     snprintf(name, sizeof name, "%s product to %s, sum %d, transposed %d%d, of %lld", p->type == NUMBER_BF16 ? "bf16" : "f32",
              p->c_type == NUMBER_BF16 ? "bf16" : "f32", p->sum, c.transpose_a, c.transpose_b, (long long)c.m);
+    /* Half a unit of bf16's last place; where parts along k are added in the end, the product is rounded before it is added. */
     check_error(name, error_ff(got, p->host[C], p->count[C]), p->c_type == NUMBER_F32 ? 1e-5 : p->sum == WRITTEN ? 4e-3 : 8e-3);
     free(got);
 }
