@@ -134,17 +134,19 @@ static cublasStatus_t list(cublasLtHandle_t handle, const gpu_product *p, gpu_pr
         status = prefer(p, &preference);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = set_batch(plan, (int32_t)p->usual);
+    int count = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
         status = calls.cublasLtMatmulAlgoGetHeuristic(handle, &plan->how.how, &plan->a.layout, &plan->b.layout, &plan->c.layout,
-                                                      &plan->c.layout, &preference.preference, most, found, &choices->count);
-    if (status == CUBLAS_STATUS_SUCCESS && choices->count == 0)
-        status = CUBLAS_STATUS_NOT_SUPPORTED;
+                                                      &plan->c.layout, &preference.preference, most, found, &count);
     if (status != CUBLAS_STATUS_SUCCESS)
         return status;
-    for (int i = 0; i < choices->count; i++)
-        choices->algorithm[i] = found[i].algo;
+    for (int i = 0; i < count; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS)
+            choices->algorithm[choices->count++] = found[i].algo;
+    if (choices->count == 0)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     plan->algorithm = choices->algorithm[0];
-    return status;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t gpu_product_choose(cublasLtHandle_t handle, const gpu_product *p, gpu_product_plan *plan)

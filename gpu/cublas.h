@@ -57,7 +57,7 @@ typedef struct gpu_product {
     bool transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t usual;      /* entries of a batch to choose an algorithm for */
-    uint32_t alignment; /* of addresses and rows, in bytes */
+    uint32_t alignment; /* of the addresses, in bytes; that of rows cuBLASLt sees in ld */
     uint64_t workspace; /* bytes there are; 0: sums are not cut along k */
 } gpu_product;
 

@@ -119,8 +119,8 @@ static fattn_status prepare_gpu(const gpu_driver_calls *cu, const char *kernel, 
     fattn_status status = result == CUDA_SUCCESS ? FATTN_OK : fail(result, "loading kernels onto a GPU");
     if (status == FATTN_OK && kernel && cuda_composed_is_forced(kernel))
         status = cuda_products_open(gpu);
-    cu->cuCtxPopCurrent(&before);
-    return status;
+    result = cu->cuCtxPopCurrent(&before);
+    return status == FATTN_OK && result != CUDA_SUCCESS ? fail(result, "opening a GPU") : status;
 }
 
 static fattn_status open_gpu(int32_t index, const char *kernel, void **state, uint32_t *features, const char **name)
@@ -155,8 +155,8 @@ static fattn_status begin(const fattn_context *context)
 static fattn_status end(fattn_status status)
 {
     CUcontext before;
-    gpu_driver()->cuCtxPopCurrent(&before);
-    return status;
+    const CUresult result = gpu_driver()->cuCtxPopCurrent(&before);
+    return status == FATTN_OK && result != CUDA_SUCCESS ? fail(result, "turning back from a GPU") : status;
 }
 
 static fattn_status run(const fattn_kernel *kernel, const fattn_problem *problem, fattn_launch *at)

@@ -6,6 +6,9 @@
 #ifndef FATTN_TESTS_CUDA_ARENA_H
 #define FATTN_TESTS_CUDA_ARENA_H
 
+#include <pthread.h>
+
+#include "gpu/driver.h"
 #include "gpu/memory.h"
 #include "tests/api/numbers.h"
 
@@ -17,6 +20,7 @@ typedef struct arena {
     fattn_context *cpu_context, *gpu_context;
     unsigned char *host, *back; /* the CPU's, and what came back from the GPU */
     unsigned char *there;       /* the GPU's */
+    void *stream;               /* for calls on the GPU */
     size_t used;
 } arena;
 
@@ -34,6 +38,7 @@ static inline int arena_open(void **state)
     a.host = malloc(ARENA_ROOM);
     a.back = malloc(ARENA_ROOM);
     a.there = gpu_allocate(a.gpu, ARENA_ROOM);
+    a.stream = gpu_stream(a.gpu);
     assert_true(a.host && a.back && a.there);
     assert_ok(fattn_context_create(&cpu, &a.cpu_context));
     assert_ok(fattn_context_create(&gpu, &a.gpu_context));
@@ -107,6 +112,48 @@ static inline fattn_view view_there(fattn_view view)
 {
     view.data = there(view.data);
     return view;
+}
+
+/* A call on the GPU. */
+typedef struct gpu_call {
+    fattn_status (*run)(const void *what);
+    const void *what;
+    fattn_status status;
+    bool clean; /* no context was current before, none is after */
+    char error[300];
+} gpu_call;
+
+static inline bool has_no_context(void)
+{
+    CUcontext now;
+    return gpu_driver()->cuCtxGetCurrent(&now) == CUDA_SUCCESS && !now;
+}
+
+static inline void *run_call(void *arg)
+{
+    gpu_call *c = arg;
+    c->clean = has_no_context();
+    c->status = c->run(c->what);
+    c->clean = c->clean && has_no_context();
+    snprintf(c->error, sizeof c->error, "%s", c->status == FATTN_OK ? "" : fattn_last_error());
+    return NULL;
+}
+
+/* run(what) in a thread of its own, where no context is current, on the default stream, which only a context gives a meaning.
+ */
+static inline void assert_ok_apart(fattn_status (*run)(const void *what), const void *what)
+{
+    pthread_t thread;
+    gpu_call c = {.run = run, .what = what};
+    assert_true(gpu_wait(a.gpu));
+    a.stream = NULL;
+    assert_int_equal(pthread_create(&thread, NULL, run_call, &c), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    a.stream = gpu_stream(a.gpu);
+    assert_int_equal(gpu_driver()->cuCtxSynchronize(), CUDA_SUCCESS);
+    assert_string_equal(c.error, "");
+    assert_int_equal(c.status, FATTN_OK);
+    assert_true(c.clean);
 }
 
 /* What is in the arena to the GPU, and back. */

@@ -124,19 +124,29 @@ static fattn_cache_args args_there(const fattn_cache_args *host)
     args.used_k = there(host->used_k), args.used_q = there(host->used_q), args.page_table = there(host->page_table);
     args.k_scales = there(host->k_scales), args.v_scales = there(host->v_scales);
     args.rotary_cos = there(host->rotary_cos), args.rotary_sin = there(host->rotary_sin);
-    args.stream = gpu_stream(a.gpu);
+    args.stream = a.stream;
     return args;
 }
 
-static void compare(const appending *c)
+static fattn_status append_there(const void *what)
 {
+    const appending *c = what;
     const fattn_cache_args on_gpu = args_there(&c->args);
+    return fattn_cache_append(a.gpu_context, &c->desc, &on_gpu);
+}
+
+/* apart: the GPU's in a thread of its own. */
+static void compare_called(const appending *c, bool apart)
+{
     /* Products of narrower numbers are exact in double, so that it does not matter whether a sum is fused with one. */
     const bool rounds = c->dtype == FATTN_F64 && c->args.rotary_cos;
     const double relative = rounds ? 0x1p-51 : 0, absolute = rounds ? 1e-15 : 0;
     push();
     assert_ok(fattn_cache_append(a.cpu_context, &c->desc, &c->args));
-    assert_ok(fattn_cache_append(a.gpu_context, &c->desc, &on_gpu));
+    if (apart)
+        assert_ok_apart(append_there, c);
+    else
+        assert_ok(append_there(c));
     pull();
     assert_alike("k", c->args.k.data, c->kv, c->k_count, relative, absolute);
     assert_alike("v", c->args.v.data, c->kv, c->v_count, 0, 0);
@@ -145,6 +155,11 @@ static void compare(const appending *c)
     if (c->args.q.data)
         assert_alike("q", c->args.q.data, c->dtype, B * HQ * NEW * c->desc.dim, relative, absolute);
     assert_rest();
+}
+
+static void compare(const appending *c)
+{
+    compare_called(c, false);
 }
 
 static const sizes all_sizes[] = {{8, 6, 0}, {64, 128, 16}, {512, 130, 0}, {33, 5, 3}, {128, 512, 1}, {2, 1, 64}};
@@ -223,6 +238,15 @@ static void refusals(void **state)
     assert_rest();
 }
 
+static void without_a_context(void **state)
+{
+    appending c;
+    (void)state;
+    needs_gpu();
+    make(&c, FATTN_BF16, true, &all_sizes[1], false);
+    compare_called(&c, true);
+}
+
 static void no_rows(void **state)
 {
     appending c;
@@ -238,6 +262,6 @@ static void no_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(without_turning), cmocka_unit_test(turning), cmocka_unit_test(refusals),
-                                       cmocka_unit_test(no_rows)};
+                                       cmocka_unit_test(no_rows), cmocka_unit_test(without_a_context)};
     return cmocka_run_group_tests_name("cuda_cache", tests, arena_open, arena_close);
 }

@@ -71,26 +71,55 @@ static fattn_forward_args args_there(const looked *l, fattn_view *bias)
         (const void **)&args.v_scales};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         *pointers[i] = there(*pointers[i]);
-    args.stream = gpu_stream(a.gpu);
+    args.stream = a.stream;
     return args;
 }
 
-/* Some rows of every head and sequence, and those of one only in part. */
-static void compare(looked *l)
+typedef struct look {
+    const looked *of;
+    int64_t b, h, i;
+    double *scores, *probabilities;
+} look;
+
+static fattn_status look_there(const void *what)
 {
+    const look *w = what;
     fattn_view bias;
-    const fattn_forward_args on_gpu = args_there(l, &bias);
+    const fattn_forward_args args = args_there(w->of, &bias);
+    return fattn_scores(a.gpu_context, &w->of->desc, &args, w->b, w->h, w->i, there(w->scores), there(w->probabilities));
+}
+
+/* Some rows of every head and sequence, and those of one only in part. apart: the GPU's in threads of their own. */
+static void compare_called(const looked *l, bool apart)
+{
     for (int64_t n = 0; n < B * HQ * SQ; n += 5) {
-        const int64_t b = n / SQ / HQ, h = n / SQ % HQ, i = n % SQ;
-        double *scores = n % 3 == 1 ? NULL : l->scores, *p = n % 3 == 2 ? NULL : l->probabilities;
+        const look w = {
+            l, n / SQ / HQ, n / SQ % HQ, n % SQ, n % 3 == 1 ? NULL : l->scores, n % 3 == 2 ? NULL : l->probabilities};
         push();
-        assert_ok(fattn_scores(a.cpu_context, &l->desc, &l->args, b, h, i, scores, p));
-        assert_ok(fattn_scores(a.gpu_context, &l->desc, &on_gpu, b, h, i, there(scores), there(p)));
+        assert_ok(fattn_scores(a.cpu_context, &l->desc, &l->args, w.b, w.h, w.i, w.scores, w.probabilities));
+        if (apart)
+            assert_ok_apart(look_there, &w);
+        else
+            assert_ok(look_there(&w));
         pull();
         assert_alike("scores", l->scores, FATTN_F64, SK, 1e-14, 1e-13);
         assert_alike("probabilities", l->probabilities, FATTN_F64, SK, 1e-12, 1e-15);
         assert_rest();
     }
+}
+
+static void compare(const looked *l)
+{
+    compare_called(l, false);
+}
+
+static void without_a_context(void **state)
+{
+    looked l;
+    (void)state;
+    needs_gpu();
+    make(&l, FATTN_BF16, 0);
+    compare_called(&l, true);
 }
 
 static void types(void **state)
@@ -217,7 +246,12 @@ static void refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(types),   cmocka_unit_test(features), cmocka_unit_test(masks),
-                                       cmocka_unit_test(lengths), cmocka_unit_test(pages),    cmocka_unit_test(refusals)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(types),
+                                       cmocka_unit_test(features),
+                                       cmocka_unit_test(masks),
+                                       cmocka_unit_test(lengths),
+                                       cmocka_unit_test(pages),
+                                       cmocka_unit_test(refusals),
+                                       cmocka_unit_test(without_a_context)};
     return cmocka_run_group_tests_name("cuda_look", tests, arena_open, arena_close);
 }

@@ -122,7 +122,7 @@ static fattn_status forward(const merging *m, bool on_gpu)
                                    .lses = l.lses,
                                    .out = on_gpu ? view_there(m->out.view) : m->out.view,
                                    .lse = on_gpu ? there(m->lse) : m->lse,
-                                   .stream = on_gpu ? gpu_stream(a.gpu) : NULL};
+                                   .stream = on_gpu ? a.stream : NULL};
     return fattn_merge(on_gpu ? a.gpu_context : a.cpu_context, &m->desc, &args);
 }
 
@@ -140,8 +140,18 @@ static fattn_status backward(const merging *m, bool on_gpu)
                                             .dlse = on_gpu ? there(m->dlse) : m->dlse,
                                             .douts = l.douts,
                                             .dlses = l.dlses,
-                                            .stream = on_gpu ? gpu_stream(a.gpu) : NULL};
+                                            .stream = on_gpu ? a.stream : NULL};
     return fattn_merge_backward(on_gpu ? a.gpu_context : a.cpu_context, &m->desc, &args);
+}
+
+static fattn_status forward_there(const void *m)
+{
+    return forward(m, true);
+}
+
+static fattn_status backward_there(const void *m)
+{
+    return backward(m, true);
 }
 
 /* Doubles that differ by rounding become neighbours at most: twice the roundoff, or the spacing of the smallest halves. */
@@ -151,15 +161,30 @@ static void alike_tensor(const char *name, const tensor *t, double absolute)
                  absolute + (t->dtype == FATTN_F16 ? 0x1p-24 : 0));
 }
 
+static void check_forward(const merging *m)
+{
+    pull();
+    alike_tensor("out", &m->out, 1e-14);
+    if (m->lse)
+        assert_alike("lse", m->lse, m->type, rows_of(m), 2 * roundoff(m->type), 1e-14);
+    assert_rest();
+}
+
 static void compare_forward(const merging *m)
 {
     push();
     assert_ok(forward(m, false));
     assert_ok(forward(m, true));
+    check_forward(m);
+}
+
+static void check_backward(const merging *m)
+{
     pull();
-    alike_tensor("out", &m->out, 1e-14);
-    if (m->lse)
-        assert_alike("lse", m->lse, m->type, rows_of(m), 2 * roundoff(m->type), 1e-14);
+    for (int32_t p = 0; p < m->count; p++) {
+        alike_tensor("douts", &m->douts[p], 1e-14);
+        assert_alike("dlses", m->dlses[p], m->type, rows_of(m), 2 * roundoff(m->type), 1e-12);
+    }
     assert_rest();
 }
 
@@ -169,12 +194,7 @@ static void compare_backward(const merging *m)
     push();
     assert_ok(backward(m, false));
     assert_ok(backward(m, true));
-    pull();
-    for (int32_t p = 0; p < m->count; p++) {
-        alike_tensor("douts", &m->douts[p], 1e-14);
-        assert_alike("dlses", m->dlses[p], m->type, rows_of(m), 2 * roundoff(m->type), 1e-12);
-    }
-    assert_rest();
+    check_backward(m);
 }
 
 static const int32_t types[][2] = {{FATTN_F32, 0},  {FATTN_F64, 0},         {FATTN_F16, 0},
@@ -302,11 +322,28 @@ static void refusals(void **state)
     assert_rest();
 }
 
+static void without_a_context(void **state)
+{
+    static merging m;
+    (void)state;
+    needs_gpu();
+    make(&m, FATTN_F32, 0, 3, shapes[0]);
+    push();
+    assert_ok(forward(&m, false));
+    assert_ok_apart(forward_there, &m);
+    check_forward(&m);
+    push();
+    assert_ok(backward(&m, false));
+    assert_ok_apart(backward_there, &m);
+    check_backward(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(like_the_cpu),          cmocka_unit_test(special_values), cmocka_unit_test(rounded_once),
         cmocka_unit_test(optional_and_in_place), cmocka_unit_test(many_parts),     cmocka_unit_test(refusals),
+        cmocka_unit_test(without_a_context),
     };
     return cmocka_run_group_tests_name("cuda_merge", tests, arena_open, arena_close);
 }

@@ -13,6 +13,7 @@
 #include "tests/cuda/trainers_gpu.h"
 #include "tests/train/folder.h"
 #include "train/checkpoint.h"
+#include "train/cuda/product.h"
 #include "train/error.h"
 #include "train/optimizer.h"
 
@@ -408,11 +409,102 @@ static void checkpoints(void **state)
     model_free(m);
 }
 
+/* ------------------------------------------------------------------------------------------------------ tried products */
+
+/* Large enough for every order of additions to show in a product's result, if it is larger than this, in GFLOP. */
+static const model_config wide = {.vocab = 258,
+                                  .hidden = 256,
+                                  .layers = 2,
+                                  .heads = 4,
+                                  .heads_kv = 2,
+                                  .head_dim = 64,
+                                  .ffn = 512,
+                                  .max_seq = 256,
+                                  .rope_theta = 1e4,
+                                  .rms_eps = 1e-6,
+                                  .tied = true};
+static const double wide_from = 0.1;
+enum { WIDE_BATCH = 4, WIDE_ROWS = WIDE_BATCH * 256, WIDE_STEPS = 4 };
+
+/* Steps of a model from a checkpoint's on, and saves it again. slowest: of the algorithms that may be taken; from: infinity, to
+ * try none. */
+static void go_on(const runtime *r, const char *path, int steps, double from, bool slowest, double losses[])
+{
+    static int32_t tokens[WIDE_ROWS], targets[WIDE_ROWS];
+    products *tried = products_of(r->device);
+    optimizer *o;
+    model *m = load(r, path, &o);
+    products_forget(tried);
+    tried->from = from;
+    tried->slowest = slowest;
+    model_step *s =
+        step_create(m, r, &(step_options){.batch = WIDE_BATCH, .seq = 256, .attention = path_of("flash"), .backward = true});
+    require(s);
+    for (int i = 0; i < steps; i++) {
+        double norm;
+        random_tokens(tokens, WIDE_ROWS, wide.vocab, 50 + (uint64_t)o->step);
+        random_tokens(targets, WIDE_ROWS, wide.vocab, 60 + (uint64_t)o->step);
+        require(model_zero_grad(m) && step_forward(s, tokens, targets, &losses[i]) && step_backward(s, 1.0f));
+        require(optimizer_update(o, 1e-3, &norm));
+    }
+    assert_true(isinf(from) ? tried->tuned_count == 0 : tried->tuned_count > 5 && tried->tuned_count < TUNED_MOST);
+    tried->from = TUNED_FROM;
+    tried->slowest = false;
+    checkpoint_state saved = {.step = o->step, .model = m->config, .configuration = (char[]){"{}"}};
+    require(checkpoint_save(path, m, o, &saved));
+    step_free(s);
+    optimizer_free(o);
+    model_free(m);
+}
+
+/* A run whose products are not tried, and runs that stop, go on, and try them with the most different outcomes: the same losses
+ * and the same parameters. */
+static void tried_products(void **state)
+{
+    (void)state;
+    need_gpu();
+    enum { RUNS = 3 };
+    static const struct {
+        double from;
+        bool slowest[2]; /* before and after it stops */
+    } each[RUNS] = {{INFINITY, {false, false}}, {wide_from, {true, false}}, {wide_from, {false, true}}};
+    const optimizer_options options = optimizer_defaults();
+    char folder[FOLDER_PATH], path[RUNS][FOLDER_PATH];
+    folder_make(folder);
+    for (int type = 0; type < TYPES; type++) {
+        double losses[RUNS][2 * WIDE_STEPS];
+        optimizer *o[RUNS];
+        model *m[RUNS], *first = model_on(&gpu[type], &wide);
+        o[0] = optimizer_create(first, &options);
+        require(o[0]);
+        for (int i = 0; i < RUNS; i++) {
+            folder_file(path[i], folder, (const char *const[]){"untried", "slowest", "fastest"}[i]);
+            checkpoint_state begun = {.model = first->config, .configuration = (char[]){"{}"}};
+            require(checkpoint_save(path[i], first, o[0], &begun));
+        }
+        optimizer_free(o[0]);
+        model_free(first);
+        for (int i = 0; i < RUNS; i++) {
+            for (int half = 0; half < 2; half++)
+                go_on(&gpu[type], path[i], WIDE_STEPS, each[i].from, each[i].slowest[half], losses[i] + half * WIDE_STEPS);
+            m[i] = load(&gpu[type], path[i], &o[i]);
+            assert_memory_equal(losses[i], losses[0], sizeof losses[0]);
+            compare_parts(m[i], m[i]->data, m[0], m[0]->data);
+            compare_parts(m[i], o[i]->m, m[0], o[0]->m);
+        }
+        for (int i = 0; i < RUNS; i++) {
+            optimizer_free(o[i]);
+            model_free(m[i]);
+        }
+    }
+    folder_remove(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_f32), cmocka_unit_test(gradients_bf16),
                                        cmocka_unit_test(runs),          cmocka_unit_test(changes),
                                        cmocka_unit_test(not_finite),    cmocka_unit_test(decoding),
-                                       cmocka_unit_test(checkpoints)};
+                                       cmocka_unit_test(checkpoints),   cmocka_unit_test(tried_products)};
     return cmocka_run_group_tests_name("train on a GPU", tests, open_gpu, close_gpu);
 }

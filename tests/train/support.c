@@ -45,7 +45,7 @@ typedef struct worst {
 
 static void compare(worst *w, double a, double b)
 {
-    if (isinf(b) && a == b)
+    if ((isinf(b) && a == b) || (isnan(a) && isnan(b)))
         return;
     double difference = fabs(a - b);
     if (!(difference <= w->difference)) /* NaN too */

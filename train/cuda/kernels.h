@@ -49,6 +49,8 @@ enum {
     X(SUMS, cross_entropy_backward_bf16)                                                                                       \
     X(SUMS, grad_squares)                                                                                                      \
     X(SUMS, grad_norm)                                                                                                         \
-    X(SUMS, update_pieces)
+    X(SUMS, update_pieces)                                                                                                     \
+    X(TRIALS, random_numbers)                                                                                                  \
+    X(TRIALS, digest_bits)
 
 #endif

@@ -12,12 +12,13 @@
 #include "train/device.h"
 #include "train/error.h"
 
-typedef enum image_id { IMAGE_NORMS, IMAGE_ROWS, IMAGE_SUMS, IMAGES } image_id;
+typedef enum image_id { IMAGE_NORMS, IMAGE_ROWS, IMAGE_SUMS, IMAGE_TRIALS, IMAGES } image_id;
 
-extern const unsigned char fattn_cuda_bytes_train_norms[], fattn_cuda_bytes_train_rows[], fattn_cuda_bytes_train_sums[];
+extern const unsigned char fattn_cuda_bytes_train_norms[], fattn_cuda_bytes_train_rows[], fattn_cuda_bytes_train_sums[],
+    fattn_cuda_bytes_train_trials[];
 
 static const unsigned char *const images[IMAGES] = {fattn_cuda_bytes_train_norms, fattn_cuda_bytes_train_rows,
-                                                    fattn_cuda_bytes_train_sums};
+                                                    fattn_cuda_bytes_train_sums, fattn_cuda_bytes_train_trials};
 
 typedef enum kernel_id {
 #define KERNEL_ID(image, name) K_##name,
@@ -48,6 +49,11 @@ typedef struct cuda_device {
 static cuda_device *cuda_of(device *d)
 {
     return (cuda_device *)d;
+}
+
+products *products_of(device *d)
+{
+    return &cuda_of(d)->products;
 }
 
 static bool failed(gpu_device *g)
@@ -327,6 +333,8 @@ static bool load_kernels(cuda_device *c)
 static bool open_products(cuda_device *c)
 {
     c->workspace = allocate(&c->base, PRODUCT_WORKSPACE);
+    c->products.random = c->function[K_random_numbers];
+    c->products.digest = c->function[K_digest_bits];
     return c->workspace && products_open(&c->products, c->gpu, c->workspace);
 }
 

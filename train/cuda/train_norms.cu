@@ -12,6 +12,28 @@ __device__ inline int64_t chunk_begin(int64_t rows, int64_t chunk)
     return rows * chunk / CUDA_CHUNKS;
 }
 
+/* Sets *sum to that of f(row, col) over a column, in thread `lane` of warp 0 for column lane of the 32 that block x has; false
+ * in other threads, and behind the last column. The calling warp adds rows begin, begin + step .. up to end, and the warps'
+ * sums are added in order. */
+template <typename F> __device__ inline bool column_sum(int64_t cols, int64_t begin, int64_t end, int step, float *sum, F f)
+{
+    __shared__ float parts[WARPS][WARP];
+    const int64_t col = (int64_t)blockIdx.x * WARP + lane();
+    float mine = 0;
+#pragma unroll 8
+    for (int64_t row = begin; row < end; row += step)
+        if (col < cols)
+            mine += f(row, col);
+    parts[warp()][lane()] = mine;
+    __syncthreads();
+    if (warp() > 0 || col >= cols)
+        return false;
+    for (int w = 1; w < WARPS; w++)
+        mine += parts[w][lane()];
+    *sum = mine;
+    return true;
+}
+
 /* ------------------------------------------------------------------------------------------------------------- rmsnorm */
 
 template <int V, typename T> __device__ inline void rmsnorm_forward_rows(const rmsnorm_call &c)
@@ -109,23 +131,16 @@ KERNEL rmsnorm_backward_bf16(const __grid_constant__ rmsnorm_call c)
     rmsnorm_backward<bf16>(c);
 }
 
-/* dw of a chunk of rows, block y, and 32 columns, block x: a lane has a column and a warp every eighth row. */
+/* dw of a chunk of rows, block y. */
 template <typename T> __device__ inline void rmsnorm_weights(const rmsnorm_call &c)
 {
-    __shared__ float parts[WARPS][WARP];
-    const int64_t chunk = blockIdx.y, col = (int64_t)blockIdx.x * WARP + lane(), end = chunk_begin(c.rows, chunk + 1);
-    float sum = 0;
-#pragma unroll 4
-    for (int64_t r = chunk_begin(c.rows, chunk) + warp(); r < end; r += WARPS)
-        if (col < c.cols)
-            sum += number(((const T *)c.dout)[r * c.cols + col]) * c.x[r * c.cols + col] * c.rstd[r];
-    parts[warp()][lane()] = sum;
-    __syncthreads();
-    if (warp() > 0 || col >= c.cols)
-        return;
-    for (int w = 1; w < WARPS; w++)
-        sum += parts[w][lane()];
-    c.partial[chunk * c.cols + col] = sum;
+    const int64_t chunk = blockIdx.y;
+    float sum;
+    if (column_sum(c.cols, chunk_begin(c.rows, chunk) + warp(), chunk_begin(c.rows, chunk + 1), WARPS, &sum,
+                   [&](int64_t r, int64_t col) {
+                       return number(((const T *)c.dout)[r * c.cols + col]) * c.x[r * c.cols + col] * c.rstd[r];
+                   }))
+        c.partial[chunk * c.cols + (int64_t)blockIdx.x * WARP + lane()] = sum;
 }
 
 KERNEL rmsnorm_weights_f32(const __grid_constant__ rmsnorm_call c)
@@ -214,25 +229,14 @@ KERNEL_FOR(2) rmsnorm_backward_held_bf16(const __grid_constant__ rmsnorm_call c)
     rmsnorm_backward_held<bf16>(c);
 }
 
-/* total[col] += sum over chunks of partial[chunk][col]: a lane has a column, a warp some of the chunks. */
+/* total[col] += sum over chunks of partial[chunk][col]: a warp has some of the chunks, one behind the other. */
 KERNEL add_chunks(float *total, const float *partial, int64_t cols)
 {
-    __shared__ float parts[WARPS][WARP];
     constexpr int SHARE = (CUDA_CHUNKS + WARPS - 1) / WARPS;
-    const int64_t col = (int64_t)blockIdx.x * WARP + lane();
     const int end = (warp() + 1) * SHARE < CUDA_CHUNKS ? (warp() + 1) * SHARE : CUDA_CHUNKS;
-    float sum = 0;
-#pragma unroll 8
-    for (int chunk = warp() * SHARE; chunk < end; chunk++)
-        if (col < cols)
-            sum += partial[chunk * cols + col];
-    parts[warp()][lane()] = sum;
-    __syncthreads();
-    if (warp() > 0 || col >= cols)
-        return;
-    for (int w = 1; w < WARPS; w++)
-        sum += parts[w][lane()];
-    total[col] += sum;
+    float sum;
+    if (column_sum(cols, warp() * SHARE, end, 1, &sum, [&](int64_t chunk, int64_t col) { return partial[chunk * cols + col]; }))
+        total[(int64_t)blockIdx.x * WARP + lane()] += sum;
 }
 
 /* --------------------------------------------------------------------------------------------------------- qknorm_rope */

@@ -87,11 +87,11 @@ __device__ inline int row_of_bit(int word, int bit)
 /* The four tokens from row r on; -1 where there are none. */
 __device__ inline int4 four_tokens(const embedding_call &c, int64_t r)
 {
-    if (r + FOUR <= c.rows)
-        return *(const int4 *)(c.tokens + r);
     const int32_t *t = c.tokens + r;
     const int64_t left = c.rows - r;
-    return make_int4(left > 0 ? t[0] : -1, left > 1 ? t[1] : -1, left > 2 ? t[2] : -1, -1);
+    if (left >= FOUR && in_fours(t, 4))
+        return *(const int4 *)t;
+    return make_int4(left > 0 ? t[0] : -1, left > 1 ? t[1] : -1, left > 2 ? t[2] : -1, left > 3 ? t[3] : -1);
 }
 
 enum found { NOWHERE, BEFORE, HERE };
