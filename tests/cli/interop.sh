@@ -75,6 +75,17 @@ works train $tiny $data --tokenizer "$dir/words/tokenizer.json" --steps 6 --out 
 right '"bits_per_byte"' eval --model "$dir/bpe" --json
 right '"bits_per_token"' eval --model "$dir/bpe" --json
 right 'bits/byte' eval --model "$dir/bpe"
+# The bytes are those of the file, less the first token, which nothing predicts.
+mkdir "$dir/texts"
+"$fattn" world --lines 30 >"$dir/texts/a.txt"
+{
+    printf '~'
+    "$fattn" world --lines 20 --seed 3
+    printf 'caf\303\251 \344\270\226'
+} >"$dir/texts/val.txt"
+json eval --model "$dir/bpe" --data "$dir/texts" --json
+bytes=$(echo "$(field bits_per_token) $(field tokens) $(field bits_per_byte)" | awk '{ printf "%.3f", $1 * $2 / $3 }')
+equal 'the bytes that are measured' "$bytes" "$(($(wc -c <"$dir/texts/val.txt") - 1)).000"
 before=$(text "$dir/bpe" --prompt 'The cat é')
 works export --model "$dir/bpe" --format hf --out "$dir/bpe-hf"
 mv "$dir/words" "$dir/gone"
