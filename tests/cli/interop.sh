@@ -134,6 +134,11 @@ wrong 'has no tokenizer.json' train --init "$dir/bare" --data world --seq 32 --s
 wrong 'none is known' export --model "$dir/bare" --format gguf --out "$dir/x.gguf"
 works generate --model "$dir/bare" --prompt-ids 49,50 --ids --tokens 3
 works generate --model "$dir/bare" --tokenizer bytes --prompt x --tokens 3
+# The token that config.json says ends a text ends the output.
+works generate --model "$dir/bare" --prompt-ids 49,50 --greedy --ids --tokens 1
+sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $(cat "$out")/" "$dir/bare/config.json"
+right '"end":"eos"' generate --model "$dir/bare" --prompt-ids 49,50 --greedy --tokens 3 --json
+right '"end":"length"' generate --model "$dir/bare" --prompt-ids 49,50 --greedy --tokens 3 --json --ignore-eos
 sed -i 's/qwen3/mistral/' "$dir/bare/config.json"
 for command in generate 'eval --data world' "export --format hf --out $dir/x"; do
     wrong "'model_type' is \"mistral\"" $command --model "$dir/bare"
