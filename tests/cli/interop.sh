@@ -9,7 +9,8 @@ OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
-tiny='--hidden 16 --layers 2 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2'
+tiny='--hidden 16 --layers 2 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24'
+tiny="$tiny --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2"
 data='--data world --world-lines 200'
 field() { # field NAME: its number in the line of JSON that was printed
     sed -n "s/.*\"$1\":\([-0-9.e+]*\).*/\1/p" "$out" | tail -n 1
@@ -29,7 +30,8 @@ works train $tiny $data --steps 8 --out "$dir/run"
 right 'usage: fattn export' export --help
 right 'model.safetensors$' export --model "$dir/run" --format hf --out "$dir/hf"
 (cd "$dir/hf" && sha256sum --quiet -c SHA256SUMS) || complain 'SHA256SUMS is not what sha256sum checks'
-equal 'the printed SHA-256' "$(grep model.safetensors "$out" | cut -d' ' -f1)" "$(sha256sum <"$dir/hf/model.safetensors" | cut -d' ' -f1)"
+printed=$(grep model.safetensors "$out" | cut -d' ' -f1)
+equal 'the printed SHA-256' "$printed" "$(sha256sum <"$dir/hf/model.safetensors" | cut -d' ' -f1)"
 for name in config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json; do
     [ -s "$dir/hf/$name" ] || complain "the export has no $name"
 done
@@ -38,8 +40,8 @@ loss=$(field loss)
 json eval --model "$dir/hf" --seq 32 $data --json
 equal 'the loss of an export' "$(field loss)" "$loss"
 equal 'the text of an export' "$(text "$dir/hf" --prompt '12+')" "$(text "$dir/run" --prompt '12+')"
-works train --init "$dir/hf" $data --seq 32 --batch 16 --threads 1 --steps 1 --lr 0 --min-lr 0 --warmup 0 --eval-every 1 --log "$dir/log" \
-    --out "$dir/tuned"
+works train --init "$dir/hf" $data --seq 32 --batch 16 --threads 1 --steps 1 --lr 0 --min-lr 0 --warmup 0 --eval-every 1 \
+    --log "$dir/log" --out "$dir/tuned"
 cp "$dir/log" "$out"
 equal 'the loss that --init begins with' "$(field val_loss)" "$loss"
 same "$dir/tuned/model.safetensors" "$dir/run/model.safetensors"
@@ -73,6 +75,17 @@ works train $tiny $data --tokenizer "$dir/words/tokenizer.json" --steps 6 --out 
 right '"bits_per_byte"' eval --model "$dir/bpe" --json
 right '"bits_per_token"' eval --model "$dir/bpe" --json
 right 'bits/byte' eval --model "$dir/bpe"
+# The bytes are those of the file, less the first token, which nothing predicts.
+mkdir "$dir/texts"
+"$fattn" world --lines 30 >"$dir/texts/a.txt"
+{
+    printf '~'
+    "$fattn" world --lines 20 --seed 3
+    printf 'caf\303\251 \344\270\226'
+} >"$dir/texts/val.txt"
+json eval --model "$dir/bpe" --data "$dir/texts" --json
+bytes=$(echo "$(field bits_per_token) $(field tokens) $(field bits_per_byte)" | awk '{ printf "%.3f", $1 * $2 / $3 }')
+equal 'the bytes that are measured' "$bytes" "$(($(wc -c <"$dir/texts/val.txt") - 1)).000"
 before=$(text "$dir/bpe" --prompt 'The cat é')
 works export --model "$dir/bpe" --format hf --out "$dir/bpe-hf"
 mv "$dir/words" "$dir/gone"
@@ -121,6 +134,11 @@ wrong 'has no tokenizer.json' train --init "$dir/bare" --data world --seq 32 --s
 wrong 'none is known' export --model "$dir/bare" --format gguf --out "$dir/x.gguf"
 works generate --model "$dir/bare" --prompt-ids 49,50 --ids --tokens 3
 works generate --model "$dir/bare" --tokenizer bytes --prompt x --tokens 3
+# The token that config.json says ends a text ends the output.
+works generate --model "$dir/bare" --prompt-ids 49,50 --greedy --ids --tokens 1
+sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $(cat "$out")/" "$dir/bare/config.json"
+right '"end":"eos"' generate --model "$dir/bare" --prompt-ids 49,50 --greedy --tokens 3 --json
+right '"end":"length"' generate --model "$dir/bare" --prompt-ids 49,50 --greedy --tokens 3 --json --ignore-eos
 sed -i 's/qwen3/mistral/' "$dir/bare/config.json"
 for command in generate 'eval --data world' "export --format hf --out $dir/x"; do
     wrong "'model_type' is \"mistral\"" $command --model "$dir/bare"
