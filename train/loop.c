@@ -140,8 +140,8 @@ static void read_part(trainer *t, saved_batch *to, int64_t part)
     data_reader_next(&t->reader, to->batch, to->tokens + at, to->targets + at);
 }
 
-/* Forward and backward of one of this rank's micro-batches. The sum of the gradients is divided by the tokens, as how many of
- * them have targets is known only when all ranks have told: join_losses(). */
+/* Forward and backward of one of this rank's micro-batches. The sum of the gradients is divided by a constant, as how many
+ * targets there are is known only when all ranks have told: join_losses(). */
 static bool run_part(trainer *t, int64_t part)
 {
     const train_options *options = t->options;

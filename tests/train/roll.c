@@ -1,8 +1,8 @@
 /*
  * A rank that hangs while one of the others began to wait long after the other: only the first is missing.
  *
- * One of three ranks of `mpirun -n 3`, run by ranks_failing.sh. Rank 0 has waited for its patience when rank 2 has just come; it
- * would answer too late, did it wait for its own.
+ * One of three ranks of `mpirun -n 3`, run by ranks_failing.sh. Rank 0 has waited for its patience when rank 2 has just come;
+ * it would answer too late, did it wait for its own.
  */
 #include <stdio.h>
 #include <string.h>
