@@ -63,6 +63,13 @@ alone $leap --accumulate 2 --out "$dir/leap_alone" >/dev/null && complain 'no le
 ranks 2 $leap --out "$dir/leap_ranks" >/dev/null && complain 'no leap among ranks'
 cmp "$dir/leap_alone/stopped/batch.safetensors" "$dir/leap_ranks/stopped/batch.safetensors" >&2 || complain 'other batches are left behind'
 same leap_alone/stopped leap_ranks/stopped
+# Updates that are skipped are so on all ranks.
+skip="$tiny --steps 160 --lr 3e-3 --spike 1.5 --guard skip"
+good alone $skip --accumulate 2 --out "$dir/skip_alone" --log "$dir/skip.log"
+good ranks 2 $skip --zero --check-ranks 1 --out "$dir/skip_ranks" --log "$dir/skip_ranks.log"
+grep -q '"skipped":true' "$dir/skip.log" || complain 'no update was skipped'
+same skip_alone skip_ranks
+same_curve skip.log skip_ranks.log
 refused 'replayed by one rank' ranks 2 $tiny --steps 41 --replay "$dir/leap_alone/stopped/batch.safetensors"
 
 section 'continued with other numbers of ranks'
