@@ -53,6 +53,7 @@ static pid_t start_rank(int rank, int port, unsigned seconds)
     if (pid != 0)
         return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a stopped one would outlive a test that failed */
+    alarm(60);
     const ranks_place place = place_of(rank, port);
     char told[8] = "unknown";
     if (rank == 0) {
