@@ -116,6 +116,16 @@ static int64_t all_tokens(const trainer *t)
     return o->batch * o->seq * o->accumulate * t->ranks->groups;
 }
 
+/* A power of two near them: what is divided by it is rounded as it was. In bf16 the gradients of a row's logits are often
+ * nearly equal numbers, which any other divisor would round all to the same side. */
+static double divisor(const trainer *t)
+{
+    double power = 1;
+    while (power < (double)all_tokens(t))
+        power *= 2;
+    return power;
+}
+
 /* What is dropped depends on these three alone. */
 static uint64_t seed_of(const trainer *t, int64_t part)
 {
@@ -131,13 +141,13 @@ static void read_part(trainer *t, saved_batch *to, int64_t part)
     data_reader_next(&t->reader, to->batch, to->tokens + at, to->targets + at);
 }
 
-/* Forward and backward of one of this rank's micro-batches. The sum of the gradients is divided by the tokens, as how many of
- * them have targets is known only when all ranks have told: join_losses(). */
+/* Forward and backward of one of this rank's micro-batches. The sum of the gradients is divided by a constant, as how many
+ * targets there are is known only when all ranks have told: join_losses(). */
 static bool run_part(trainer *t, int64_t part)
 {
     const train_options *options = t->options;
     const int64_t at = part * options->batch * options->seq;
-    const float scale = 1.0f / (float)all_tokens(t);
+    const float scale = (float)(1 / divisor(t));
     part_loss *own = t->losses + t->ranks->rank * options->accumulate + part;
     if (!options->replay)
         read_part(t, &t->batch, part);
@@ -187,7 +197,7 @@ static bool join_losses(trainer *t, double *mean)
     *mean = 0;
     for (int64_t i = 0; i < all && targets > 0; ++i)
         *mean += t->losses[i].loss * (t->losses[i].targets / targets);
-    t->o->scale = targets > 0 ? (double)all_tokens(t) / targets : 1;
+    t->o->scale = targets > 0 ? divisor(t) / targets : 1;
     return true;
 }
 

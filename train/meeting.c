@@ -244,7 +244,7 @@ static void judge(const meeting *m)
         if (s->heard - s->idle < m->states[first].heard - m->states[first].idle)
             first = i;
     }
-    if (!all_idle || m->place.rank != 0)
+    if (!all_idle || m->place.rank != 0 || step == 0) /* before the first step there is nothing to go on with */
         return;
     snprintf(why, sizeof why,
              "no rank has gone on for %.0f s (--rank-timeout): rank %d is missing in step %lld, it stopped first",

@@ -46,7 +46,7 @@ struct ranks {
     int groups, group, shards, shard;
     device *device;
     double patience;      /* seconds; 0: without end */
-    atomic_llong step;    /* of the run, set by the loop; told when a rank is missing */
+    atomic_llong step;    /* of the run, set by the loop; told when a rank is missing; 0: not begun */
     _Atomic double alive; /* when this rank last showed that it goes on: ranks_go_on() */
 };
 

@@ -56,10 +56,49 @@ one $base --dtype bf16 --steps 20 --log "$dir/whole_bf16.log"
 two $base --dtype bf16 --steps 20 --log "$dir/context_bf16.log" --context 2
 near whole_bf16.log context_bf16.log 1e-2
 
+# Documents of very different lengths: as many targets in each micro-batch as there are.
+python3 - "$dir/packed.bin" <<'P'
+import array, random, sys
+draw, tokens = random.Random(7), []
+while len(tokens) < 100000:
+    kind = draw.random()
+    tokens += [255] * 600 if kind < 0.05 else [draw.randrange(250) for _ in range(draw.randrange(1, 20 if kind < 0.7 else 900))] + [255]
+array.array("H", tokens).tofile(open(sys.argv[1], "wb"))
+P
+packed="$base --data $dir/packed.bin --vocab 256 --eot 255 --documents --steps 20 --batch 1"
+one $packed --accumulate 2 --out "$dir/one_packed" --log "$dir/one_packed.log"
+two $packed --out "$dir/two_packed" --log "$dir/two_packed.log" --zero
+near one_packed.log two_packed.log 1e-6
+same one_packed two_packed || complain 'packed documents: other bits than one GPU'
+two $packed --accumulate 2 --log "$dir/packed_context.log" --context 2
+near one_packed.log packed_context.log 1e-5
+
 # 10 steps on two GPUs and 10 on one are 20 on one.
 two $base --steps 10 --zero --out "$dir/parts"
 one train --resume "$dir/parts" --accumulate 2 --steps 20
 same one_f32 parts || complain 'resumed on one GPU: other bits'
+
+# A rank that is stopped.
+port=$((port + 1))
+RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_PORT=$port "$fattn" $base --steps 1000000 --rank-timeout 3 2>"$dir/err1" &
+other=$!
+RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=$port "$fattn" $base --steps 1000000 --rank-timeout 3 --save-every 5 --out "$dir/hung" \
+  2>"$dir/err" &
+first=$!
+tries=0
+until [ -f "$dir/hung/state.json" ] || [ $tries -gt 200 ]; do
+  tries=$((tries + 1))
+  sleep 0.1
+done
+kill -STOP $other
+before=$(date +%s)
+wait $first
+status=$? took=$(($(date +%s) - before))
+kill -KILL $other
+wait $other 2>/dev/null
+[ $status -eq 1 ] || complain "rank 1 was stopped, but rank 0's exit code is $status: $(tail -3 "$dir/err")"
+[ $took -lt 10 ] || complain "rank 1 was stopped, and rank 0 went on for $took s"
+grep -q 'rank 1 is missing in step' "$dir/err" || complain "rank 1 was stopped, and rank 0 says: $(tail -3 "$dir/err")"
 
 # A rank that is killed in the middle of a step.
 port=$((port + 1))

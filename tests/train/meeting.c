@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,6 +52,8 @@ static pid_t start_rank(int rank, int port, unsigned seconds)
     const pid_t pid = fork();
     if (pid != 0)
         return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a stopped one would outlive a test that failed */
+    alarm(60);
     const ranks_place place = place_of(rank, port);
     char told[8] = "unknown";
     if (rank == 0) {

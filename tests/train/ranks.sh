@@ -63,6 +63,15 @@ alone $leap --accumulate 2 --out "$dir/leap_alone" >/dev/null && complain 'no le
 ranks 2 $leap --out "$dir/leap_ranks" >/dev/null && complain 'no leap among ranks'
 cmp "$dir/leap_alone/stopped/batch.safetensors" "$dir/leap_ranks/stopped/batch.safetensors" >&2 || complain 'other batches are left behind'
 same leap_alone/stopped leap_ranks/stopped
+# Updates that are skipped are so on all ranks.
+skip="$tiny --steps 260 --lr 1e-6 --spike 1.5 --guard skip"
+good alone $skip --accumulate 2 --out "$dir/skip_alone" --log "$dir/skip.log"
+for what in loss norm; do
+  grep -q "skipped: the .*$what is" "$err" || complain "no update was skipped because of its $what"
+done
+good ranks 2 $skip --zero --check-ranks 1 --out "$dir/skip_ranks" --log "$dir/skip_ranks.log"
+same skip_alone skip_ranks
+same_curve skip.log skip_ranks.log
 refused 'replayed by one rank' ranks 2 $tiny --steps 41 --replay "$dir/leap_alone/stopped/batch.safetensors"
 
 section 'continued with other numbers of ranks'

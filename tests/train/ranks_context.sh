@@ -1,9 +1,9 @@
 #!/bin/sh
 # Ranks that share sequences, under mpirun: ring attention against one pass, whole runs against one process.
 #
-#   sh tests/train/ranks_context.sh build/release/cli/fattn build/release/tests/train/train_ring
+#   sh tests/train/ranks_context.sh build/release/cli/fattn build/release/tests/train
 set -u
-fattn=${1:?program} ring=${2:?the program ring.c}
+fattn=${1:?program} ring=${2:?folder of the test programs}/train_ring
 . "$(dirname "$0")/ranks_lib.sh"
 
 need_mpi 4

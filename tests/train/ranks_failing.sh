@@ -2,22 +2,23 @@
 # Ranks that are killed, that hang, that are asked to stop, that refuse or come to differ: the job ends, and the last checkpoint is
 # whole.
 #
-#   sh tests/train/ranks_failing.sh build/release/cli/fattn
+#   sh tests/train/ranks_failing.sh build/release/cli/fattn build/release/tests/train
 set -u
-fattn=${1:?program}
+fattn=${1:?program} roll=${2:?folder of the test programs}/train_roll
 . "$(dirname "$0")/ranks_lib.sh"
 
 need_mpi 5
 
 section first
-# Away from any step's end, then while checkpoints are written all the time.
-for every in 4 1; do
+# Away from any step's end; then, while checkpoints are written all the time, the one that writes them, some times.
+for every in 4 1 1 1 1; do
   run=$dir/killed$every
+  rm -rf "$run" "$dir/through$every"
   timeout 60 mpirun --oversubscribe -n 2 "$fattn" $tiny --steps 100000 --accumulate 2 --save-every $every --out "$run" 2>"$err" >/dev/null &
   wait_for test -f "$run/state.json"
-  [ $every -eq 4 ] || sleep 0.3
+  [ $every -eq 4 ] || sleep 0.3$(date +%N | cut -c4)
   before=$(date +%s)
-  kill -KILL $(a_rank $! 1)
+  kill -KILL $(a_rank $! $((every / 4)))
   wait $!
   status=$? took=$(($(date +%s) - before))
   [ $status -ne 0 ] || complain 'a rank was killed, but the exit code is 0'
@@ -50,6 +51,8 @@ for how in '0 2 --zero' '2 3 --accumulate=1' '1 4 --context=4 --seq=64'; do
   grep -q "in step .*(--rank-timeout): missing: rank $hung" "$err" || complain "rank $hung of $n was stopped, but: $(cat "$err")"
   good alone eval --model "$run" --max-tokens 500
 done
+timeout 60 mpirun --oversubscribe -n 3 "$roll" 2>"$err" && complain 'a rank hangs, but the exit code is 0'
+grep -q "^rank 0 waited 3 s in step 17 (--rank-timeout): missing: rank 1\$" "$err" || complain "rank 1 hangs, but: $(cat "$err")"
 
 section 'a rank that is asked to stop'
 timeout 60 mpirun --oversubscribe -n 2 "$fattn" $tiny --steps 100000 --save-every 1 --out "$dir/stopped" 2>"$err" >/dev/null &
