@@ -182,12 +182,15 @@ def compare(torch, o, dtype, seq):
     runs = {way: TorchRun(torch, o, way, dtype, seq) for way in o.torch}
     best, best_fattn = dict.fromkeys(runs, 0.0), None
     for round_number in range(o.rounds):
-        bench.note("%s, seq %d: round %d of %d" % (dtype, seq, round_number + 1, o.rounds))
         result = fattn_speed(o, dtype, seq)
+        speeds = {way: run.speed(o.seconds) for way, run in runs.items()}
+        bench.note("%s, seq %d, round %d of %d: fattn %.0f tok/s, PyTorch %s" % (
+            dtype, seq, round_number + 1, o.rounds, result["tokens_per_s"],
+            ", ".join("%s %.0f" % (way, speed) for way, speed in speeds.items())))
         if best_fattn is None or result["tokens_per_s"] > best_fattn["tokens_per_s"]:
             best_fattn = result
         for way, run in runs.items():
-            best[way] = max(best[way], run.speed(o.seconds))
+            best[way] = max(best[way], speeds[way])
             if run.count() != result["parameters"]:
                 sys.exit("the models differ: PyTorch's has %d parameters, fattn's %d" % (run.count(), result["parameters"]))
     ratio = best_fattn["tokens_per_s"] / max(best.values())
