@@ -11,7 +11,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ_SECONDS ?= 60
 BUILD := build/$(PRESET)
 
-.PHONY: all deps demo check check-asan check-tsan check-aarch64 check-install check-tokenizer fuzz fuzz-merge \
+.PHONY: all deps demo check check-asan check-tsan check-aarch64 check-install check-interop fuzz fuzz-merge \
   install format format-check clean help
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
@@ -66,9 +66,12 @@ fuzz:
 fuzz-merge:
 	@sh tests/fuzz/run.sh build/fuzz merge
 
-# Tokens beside those of Python's `tokenizers`, if that is there.
-check-tokenizer: all
-	@FATTN=$(BUILD)/cli/fattn python3 tests/interop/tokenizer.py
+# Exports continued by transformers and llama.cpp, and models of theirs read here: several GB of Python packages, which are
+# installed into build/interop unless python3 has them. INTEROP='xllamacpp' is llama.cpp alone, 30 MB.
+INTEROP ?= xllamacpp tokenizers torch transformers
+INTEROP_SECONDS ?= 1200
+check-interop: all
+	@sh tests/interop/run.sh $(BUILD)/cli/fattn build/interop $(INTEROP_SECONDS) $(INTEROP)
 
 # Clients of an installed tree: the trainer and the program, a C program by pkg-config, README's example.
 check-install: deps all
@@ -96,7 +99,7 @@ help:
 	@echo 'make check-tsan     the tests of threads with ThreadSanitizer'
 	@echo 'make check-aarch64  the quick suite of the kernels on 64-bit ARM: cross-compiled, run by qemu-aarch64'
 	@echo 'make fuzz           fuzzes the readers of files and the public interface, each for FUZZ_SECONDS=60; needs Clang'
-	@echo 'make check-tokenizer  tokens beside those of Python'"'"'s tokenizers, if that is installed'
+	@echo 'make check-interop  exports beside transformers and llama.cpp, which are installed into build/interop'
 	@echo 'make check-install  build the trainer and other clients against an installed tree'
 	@echo 'make install        library, header, package files and program into PREFIX=$(PREFIX)'
 	@echo 'make format         clang-format, in place; format-check only looks'

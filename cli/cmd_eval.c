@@ -54,8 +54,9 @@ static int read_options(eval_command *c, int argc, char **argv, bool *go_on)
         {"json", NULL, OPTION_FLAG, &c->json, .help = "one JSON object for each way"},
         {0}};
     const option_set set = {.usage = "fattn eval --model DIR [options]",
-                            .about = "Measures a model: bits per character (of UTF-8 text: per byte) or per token and byte, loss,\n"
-                                     "perplexity.",
+                            .about =
+                                "Measures a model: bits per character (of UTF-8 text: per byte) or per token and byte, loss,\n"
+                                "perplexity.",
                             .table = table};
     int status;
     *go_on = false;

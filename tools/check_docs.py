@@ -16,7 +16,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 NAME = re.compile(r"`([A-Za-z0-9_./-]+\.(?:c|h|cpp|py|sh|md|txt|json|cmake)|[A-Za-z0-9_.-]+/(?:[A-Za-z0-9_.-]+/)*)`")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
-NOT_HERE = ("build/", "out/", "stddef.h", "stdint.h", "tokenizer.json")  # made later, or the system's
+NOT_HERE = ("build/", "out/", "stddef.h", "stdint.h", "tokenizer.json", "tokenizer_config.json",
+            "special_tokens_map.json", "generation_config.json", "config.json", "model.safetensors.index.json", "state.json")  # made later, or the system's
 
 
 def main():

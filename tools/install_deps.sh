@@ -71,6 +71,7 @@ if [ $ci = yes ]; then
   installed libc6-dev-arm64-cross || want libc6-dev-arm64-cross
   has qemu-aarch64 || want qemu-user
   has mpirun || want openmpi-bin
+  python3 -c 'import ensurepip' 2>/dev/null || want python3-venv
   [ -n "$(find /usr/include /usr/lib -name mpi.h 2>/dev/null | head -n 1)" ] || want libopenmpi-dev
 fi
 [ -n "$missing" ] || exit 0

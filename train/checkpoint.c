@@ -203,8 +203,8 @@ model *checkpoint_load_model(const char *folder, const checkpoint_state *state)
 static bool load_moments(const char *folder, const checkpoint_state *state, const model *m, float *mean, float *square)
 {
     safetensors_file *file = open_verified(folder, file_names[OPTIMIZER_FILE], &state->optimizer_file);
-    bool loaded =
-        file && load_tensors(file, folder, file_names[OPTIMIZER_FILE], m, 2, (const char *[]){"m.", "v."}, (float *[]){mean, square});
+    bool loaded = file && load_tensors(file, folder, file_names[OPTIMIZER_FILE], m, 2, (const char *[]){"m.", "v."},
+                                       (float *[]){mean, square});
     safetensors_close(file);
     return loaded;
 }

@@ -33,9 +33,9 @@ typedef struct checkpoint_state {
     data_position position;
     guard_memory guard;
     model_config model;
-    char *configuration;                        /* JSON object: the options of the run */
-    const tokenizer *words;                     /* saving: its files are kept; NULL or the bytes: there are none */
-    checkpoint_file model_file, optimizer_file; /* set by saving; what loading verifies */
+    char *configuration;                              /* JSON object: the options of the run */
+    const tokenizer *words;                           /* saving: its files are kept; NULL or the bytes: there are none */
+    checkpoint_file model_file, optimizer_file;       /* set by saving; what loading verifies */
     checkpoint_file tokenizer_files[TOKENIZER_FILES]; /* of tokenizer_file_names, likewise */
 } checkpoint_state;
 

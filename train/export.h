@@ -1,5 +1,6 @@
 /*
- * A model for programs of others: a Hugging Face folder (config.json, model.safetensors, the tokenizer's files and SHA256SUMS), or one GGUF file as llama.cpp reads it. Both are written beside their place and renamed when they are whole.
+ * A model for programs of others: a Hugging Face folder (config.json, model.safetensors, the tokenizer's files, SHA256SUMS), or
+ * one GGUF file as llama.cpp reads it. Both are written beside their place and renamed when they are whole.
  */
 #ifndef TRAIN_EXPORT_H
 #define TRAIN_EXPORT_H

@@ -360,8 +360,7 @@ static bool sample(trainer *t)
     const int64_t stop = unknown ? -1 : tokenizer_end(t->words);
     generate_end end =
         generate(d, longest, &s, &prompt, 1,
-                 &(generate_options){
-                     .tokenizer = t->words, .tokens = count, .ends = {stop, -1}, .token = collect, .user = &c});
+                 &(generate_options){.tokenizer = t->words, .tokens = count, .ends = {stop, -1}, .token = collect, .user = &c});
     if (end != GENERATE_FAILED && options->sample)
         options->sample(options->user, t->o->step, c.tokens, c.count);
     sampler_free(&s);

@@ -32,8 +32,8 @@ attention_path model_folder_attention(const model_folder *f);
  * checkpoint without one. NULL, with train_error() set, if the folder has none or it is altered. */
 char *model_folder_tokenizer(const model_folder *f);
 
-/* The tokens that begin and end a text of this model, opened as `words` (NULL: none is known): what the folder says, else what generation_config.json
- * says, else the tokenizer's. -1: not known. */
+/* The tokens that begin and end a text of this model, opened as `words` (NULL: none is known): what the folder says, else
+ * what generation_config.json says, else the tokenizer's. -1: not known. */
 void model_folder_ends(const model_folder *f, const tokenizer *words, int64_t *bos, int64_t *eos);
 
 #endif

@@ -42,8 +42,8 @@ int32_t tokenizer_named(const tokenizer *t, const char *name);
 const char *tokenizer_token(const tokenizer *t, int32_t token, size_t *size);
 
 /* What makes up a tokenizer on a disk, to be kept with a model: first tokenizer.json, then those that lay beside it of
- * tokenizer_config.json, special_tokens_map.json, chat_template.jinja and generation_config.json. A file of another name is kept
- * alone. For bytes a tokenizer.json is made; one that is the same, byte by byte, is opened as the bytes. */
+ * tokenizer_config.json, special_tokens_map.json, chat_template.jinja and generation_config.json. A file of another name is
+ * kept alone. For bytes a tokenizer.json is made; one that is the same, byte by byte, is opened as the bytes. */
 enum { TOKENIZER_FILES = 5 };
 #define TOKENIZER_JSON        "tokenizer.json"
 #define TOKENIZER_CONFIG_JSON "tokenizer_config.json"

@@ -303,8 +303,8 @@ static bool read_added(file *f, const cJSON *added, int32_t next)
             return false;
         next = token.id >= next ? token.id + 1 : next;
         memcpy(f->next, content, size);
-        f->t->entries[token.id] =
-            (tokenizer_entry){.bytes = f->next, .size = size, .named = true, .special = is_true(item, "special"), .plain = true};
+        f->t->entries[token.id] = (tokenizer_entry){
+            .bytes = f->next, .size = size, .named = true, .special = is_true(item, "special"), .plain = true};
         f->next += size;
         look_for_it(f->t, content, size, is_true(item, "normalized"), token);
     }

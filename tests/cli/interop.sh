@@ -9,7 +9,8 @@ OMP_WAIT_POLICY=passive
 export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
-tiny='--hidden 16 --layers 2 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2'
+tiny='--hidden 16 --layers 2 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24'
+tiny="$tiny --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2"
 data='--data world --world-lines 200'
 field() { # field NAME: its number in the line of JSON that was printed
     sed -n "s/.*\"$1\":\([-0-9.e+]*\).*/\1/p" "$out" | tail -n 1
@@ -29,7 +30,8 @@ works train $tiny $data --steps 8 --out "$dir/run"
 right 'usage: fattn export' export --help
 right 'model.safetensors$' export --model "$dir/run" --format hf --out "$dir/hf"
 (cd "$dir/hf" && sha256sum --quiet -c SHA256SUMS) || complain 'SHA256SUMS is not what sha256sum checks'
-equal 'the printed SHA-256' "$(grep model.safetensors "$out" | cut -d' ' -f1)" "$(sha256sum <"$dir/hf/model.safetensors" | cut -d' ' -f1)"
+printed=$(grep model.safetensors "$out" | cut -d' ' -f1)
+equal 'the printed SHA-256' "$printed" "$(sha256sum <"$dir/hf/model.safetensors" | cut -d' ' -f1)"
 for name in config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json; do
     [ -s "$dir/hf/$name" ] || complain "the export has no $name"
 done
@@ -38,8 +40,8 @@ loss=$(field loss)
 json eval --model "$dir/hf" --seq 32 $data --json
 equal 'the loss of an export' "$(field loss)" "$loss"
 equal 'the text of an export' "$(text "$dir/hf" --prompt '12+')" "$(text "$dir/run" --prompt '12+')"
-works train --init "$dir/hf" $data --seq 32 --batch 16 --threads 1 --steps 1 --lr 0 --min-lr 0 --warmup 0 --eval-every 1 --log "$dir/log" \
-    --out "$dir/tuned"
+works train --init "$dir/hf" $data --seq 32 --batch 16 --threads 1 --steps 1 --lr 0 --min-lr 0 --warmup 0 --eval-every 1 \
+    --log "$dir/log" --out "$dir/tuned"
 cp "$dir/log" "$out"
 equal 'the loss that --init begins with' "$(field val_loss)" "$loss"
 same "$dir/tuned/model.safetensors" "$dir/run/model.safetensors"

@@ -11,12 +11,12 @@ set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$(cd "$1" && pwd) || exit 1
 task=$2
-targets='safetensors config settings state tokens tokenizer text checkpoint api merge cache'
+targets='safetensors config settings state tokens tokenizer text checkpoint hf api merge cache'
 limits='-timeout=30 -rss_limit_mb=3000'
 
 longest() { # of an input of a target
   case $1 in
-    checkpoint | tokenizer) echo 16000 ;;
+    checkpoint | tokenizer | hf) echo 16000 ;;
     api | merge | cache) echo 1024 ;;
     *) echo 4096 ;;
   esac

@@ -36,6 +36,21 @@ def checkpoint(program, folder, tied):
     return [read(out, name) for name in ("state.json", "model.safetensors", "optimizer.safetensors")]
 
 
+def hf_folders(program, folder):
+    """Exports of the run that checkpoint() left there, as one file and as an index with a part, and lists of checksums."""
+    out = os.path.join(folder, "hf")
+    run(program, "export", "--model", os.path.join(folder, "run"), "--format", "hf", "--dtype", "bf16", "--out", out)
+    config, weights = (read(out, name) for name in ("config.json", "model.safetensors"))
+    size = struct.unpack("<Q", weights[:8])[0]
+    names = [name for name in json.loads(weights[8:8 + size]) if name != "__metadata__"]
+    index = json.dumps({"weight_map": {name: "part.safetensors" for name in names}}).encode()
+    old = json.dumps({"model_type": "qwen3", "vocab_size": 3, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1,
+                      "num_attention_heads": 1, "head_dim": 2, "rope_theta": 1e4, "eos_token_id": [1, 2]}).encode()
+    pack = [(1, config, read(out, "SHA256SUMS"), weights), (0, config, index, weights), (0, old, index, weights),
+            (1, config.replace(b"full_attention", b"sliding_attention").replace(b'window": false', b'window": true'), b"", weights)]
+    return [bytes([kind]) + struct.pack("<H", len(a)) + a + struct.pack("<H", len(b)) + b + c for kind, a, b, c in pack]
+
+
 def front(state):
     """state.json without the checksum at its end."""
     return state[:state.rindex(b',\n"sha256":"')]
@@ -115,6 +130,7 @@ def main():
     text = run(program, "world", "--lines", "20")
     with tempfile.TemporaryDirectory() as tied, tempfile.TemporaryDirectory() as untied:
         runs = [checkpoint(program, tied, True), checkpoint(program, untied, False)]
+        folders = hf_folders(program, tied) + hf_folders(program, untied)
     write(folder, "safetensors", tensors() + [run_[1] for run_ in runs])
     write(folder, "config", configurations(program))
     write(folder, "settings", configurations(program))
@@ -124,6 +140,7 @@ def main():
     write(folder, "tokens", tokens(text))
     write(folder, "text", texts(text))
     write(folder, "tokenizer", tokenizers())
+    write(folder, "hf", folders)
     for target in "api", "merge", "cache":
         write(folder, target, [bytes([i]) * (8 + 16 * i) for i in range(12)])
 

@@ -4,8 +4,8 @@
     python3 tests/interop/closed_loop.py FATTN [--engines transformers,llama.cpp] [--steps 150]
 
 FATTN is the program. An engine that is not installed is skipped, with the reason. Both attention paths of the program are
-compared with each engine on weights of f32 and bf16: the prompt's tokens, each engine reading the text by the tokenizer that was
-exported, and then 60 tokens. Where two engines choose differently, the largest two logits have to be closer than BOUNDS says: a
+compared with each engine on weights of f32 and bf16: the prompt's tokens, each engine reading the text by the tokenizer that
+was exported, and then 60 tokens. Where two engines choose differently, the largest two logits have to be closer than BOUNDS says: a
 tie within rounding, which is printed, and ends the comparison of that prompt; nine of ten tokens have to be compared
 nevertheless. The last line counts what was compared.
 """

@@ -14,7 +14,8 @@ SAVED = {
     "f32, tied": ({"tie_word_embeddings": True}, "float32", {}),
     "bf16, untied": ({"tie_word_embeddings": False}, "bfloat16", {}),
     "f16, untied, in shards": ({"tie_word_embeddings": False}, "float16", {"max_shard_size": "60KB"}),
-    "f32, a window of 12 in every layer": ({"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 0}, "float32", {}),
+    "f32, a window of 12 in every layer":
+        ({"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 0}, "float32", {}),
 }
 
 
@@ -55,8 +56,8 @@ def read_models(count, program, base, comparison):
 def windows(count, program, base, comparison):
     """Trained with a window: transformers is told so; llama.cpp's qwen3 has none."""
     trained, exported = os.path.join(base, "window"), os.path.join(base, "window-hf")
-    subprocess.run([program, "train", "--data", "world", "--attention", "window:12", "--steps", "60", "--seq", "96", "--hidden", "64",
-                    "--layers", "2", "--eval-every", "0", "--out", trained], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([program, "train", "--data", "world", "--attention", "window:12", "--steps", "60", "--seq", "96",
+                    "--hidden", "64", "--layers", "2", "--eval-every", "0", "--out", trained], check=True, stderr=subprocess.DEVNULL)
     subprocess.run([program, "export", "--model", trained, "--format", "hf", "--out", exported], check=True,
                    stdout=subprocess.DEVNULL)
     theirs = Transformers(exported)
@@ -64,9 +65,10 @@ def windows(count, program, base, comparison):
     for prompt in "12+30=", "The cat and the dog and the":
         found.add(prompt, Fattn(program, exported).complete(prompt, 60), theirs.complete(prompt, 60))
     found.report(count, "trained with a window of 12, exported to transformers")
-    refused = subprocess.run([program, "export", "--model", trained, "--format", "gguf", "--out", os.path.join(base, "w.gguf")],
-                             stderr=subprocess.PIPE, text=True)
-    count.check("a window is refused for GGUF", refused.returncode == 2 and "window of 12" in refused.stderr, refused.stderr.strip())
+    command = [program, "export", "--model", trained, "--format", "gguf", "--out", os.path.join(base, "w.gguf")]
+    refused = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    good = refused.returncode == 2 and "window of 12" in refused.stderr
+    count.check("a window is refused for GGUF", good, refused.stderr.strip())
 
 
 def byte_tokens(count, base):
@@ -76,7 +78,8 @@ def byte_tokens(count, base):
     text = "h\u00e9llo \u4e16\u754c \U0001f600\n\t12+30=\x00\x7f"
     ids = words(text).input_ids
     count.check("tokenizer.json: token N is byte N", ids == list(text.encode()) and words.decode(ids) == text)
-    count.check("tokenizer.json: the tokens that frame a text", (words.bos_token_id, words.eos_token_id, len(words)) == (256, 257, 258))
+    framed = (words.bos_token_id, words.eos_token_id, len(words)) == (256, 257, 258)
+    count.check("tokenizer.json: the tokens that frame a text", framed)
 
 
 def configurations(count, base):
@@ -88,7 +91,8 @@ def configurations(count, base):
     missing = [key for key in json.loads(transformers.Qwen3Config().to_json_string())
                if key not in ours and key not in ("transformers_version", "pad_token_id")]
     count.check("config.json has every key", not missing, ", ".join(missing))
-    same = all(theirs.get(key) == value for key, value in ours.items() if key not in ("rope_scaling", "rope_theta", "torch_dtype"))
+    older = ("rope_scaling", "rope_theta", "torch_dtype")
+    same = all(theirs.get(key) == value for key, value in ours.items() if key not in older)
     count.check("config.json means what it says", same and theirs["rope_parameters"]["rope_theta"] == ours["rope_theta"])
 
 

@@ -287,9 +287,13 @@ static void check_tensors(const fixture *f, gguf *g, uint64_t count)
     for (uint64_t i = 0; i < count; ++i) {
         all[i].name = take_text(g);
         const uint64_t rank = take_number(g, 4);
+        assert_int_equal(rank, f->m->parameters[i].ndim);
         all[i].count = 1;
-        for (uint64_t d = 0; d < rank; ++d)
-            all[i].count *= take_number(g, 8);
+        for (uint64_t d = 0; d < rank; ++d) {
+            const uint64_t extent = take_number(g, 8);
+            assert_int_equal(extent, f->m->parameters[i].shape[rank - 1 - d]); /* the fastest first */
+            all[i].count *= extent;
+        }
         all[i].type = take_number(g, 4);
         all[i].offset = take_number(g, 8);
         assert_int_equal(all[i].offset % 32, 0);

@@ -85,8 +85,7 @@ static void check_same(const fixture *f)
     model *m = load(f);
     require(m);
     for (int i = 0; i < m->parameter_count; ++i)
-        assert_memory_equal(m->parameters[i].data, f->m->parameters[i].data,
-                            (size_t)m->parameters[i].size * sizeof(float));
+        assert_memory_equal(m->parameters[i].data, f->m->parameters[i].data, (size_t)m->parameters[i].size * sizeof(float));
     model_free(m);
 }
 
@@ -121,11 +120,10 @@ static void test_altered(void **state)
 static void test_sums(void **state)
 {
     fixture *f = *state;
-    static const char *const bad[] = {
-        "x", "0123  config.json\n",
-        "0000000000000000000000000000000000000000000000000000000000000000  ../config.json\n",
-        "0000000000000000000000000000000000000000000000000000000000000000 config.json\n",
-        "0000000000000000000000000000000000000000000000000000000000000000  config.json"};
+    static const char *const bad[] = {"x", "0123  config.json\n",
+                                      "0000000000000000000000000000000000000000000000000000000000000000  ../config.json\n",
+                                      "0000000000000000000000000000000000000000000000000000000000000000 config.json\n",
+                                      "0000000000000000000000000000000000000000000000000000000000000000  config.json"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
         file_write(f->sums, bad[i], strlen(bad[i]));
         check_refused(f, "line 1 is not a SHA-256");
