@@ -7,6 +7,7 @@
  *     data     at a multiple of ALIGNMENT, as each tensor in it
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -249,8 +250,16 @@ static bool pad(FILE *stream, uint64_t at)
     return count == 0 || fwrite(zeros, count, 1, stream) == 1;
 }
 
-static bool write_all(FILE *stream, const export_job *job, const header *h)
+typedef struct contents {
+    const export_job *job;
+    const header *h;
+} contents;
+
+static bool write_all(void *user, FILE *stream)
 {
+    const contents *c = user;
+    const export_job *job = c->job;
+    const header *h = c->h;
     const struct {
         char magic[4];
         uint32_t version;
@@ -265,7 +274,7 @@ static bool write_all(FILE *stream, const export_job *job, const header *h)
             !pad(stream, (uint64_t)p->size * narrow_size(type_of(job, p))))
             return false;
     }
-    return fflush(stream) == 0 && fsync(fileno(stream)) == 0;
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- file */
@@ -274,35 +283,20 @@ static bool write_all(FILE *stream, const export_job *job, const header *h)
 static bool check_place(const char *path)
 {
     char magic[4] = {0};
-    FILE *old = fopen(path, "rb");
-    if (!old)
+    const int old = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
+    if (old < 0)
         return errno == ENOENT || train_fail("%s: %s", path, strerror(errno));
-    const bool same = fread(magic, sizeof magic, 1, old) == 1 && memcmp(magic, "GGUF", sizeof magic) == 0;
-    fclose(old);
+    const bool same = read(old, magic, sizeof magic) == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
+    close(old);
     return same || train_fail("%s: exists and is no GGUF file", path);
 }
 
 static bool write_file(const export_job *job, const header *h, const char *path)
 {
-    text_buffer fresh = {0};
     char digest[65];
-    text_format(&fresh, "%s.tmp", path);
-    FILE *stream = fopen(fresh.bytes, "wb");
-    bool good = stream && write_all(stream, job, h);
-    int reason = errno;
-    if (stream && fclose(stream) != 0 && good) {
-        reason = errno;
-        good = false;
-    }
-    good = good || train_fail("%s: %s", fresh.bytes, strerror(reason));
-    good = good && sha256_file(fresh.bytes, digest);
-    if (good && rename(fresh.bytes, path) != 0)
-        good = train_fail("%s: %s", path, strerror(errno));
-    if (!good && stream)
-        unlink(fresh.bytes);
+    const bool good = publish_file(path, write_all, &(contents){job, h}) && sha256_file(path, digest);
     if (good && job->written)
         job->written(job->user, path, digest);
-    text_free(&fresh);
     return good;
 }
 

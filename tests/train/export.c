@@ -191,6 +191,38 @@ static void test_published(void **state)
     refused(export_hf(&f->job, "/nowhere/hf"), "/nowhere/hf");
 }
 
+/* Copies of earlier results, called as somebody would call them, are not what the program put beside its folders. */
+static void test_neighbours(void **state)
+{
+    fixture *f = *state;
+    static const char *const suffixes[] = {"old", "tmp"};
+    char path[FOLDER_PATH], file[FOLDER_PATH];
+    model_folder opened;
+    for (int i = 0; i < 2; ++i) {
+        char name[20];
+        snprintf(name, sizeof name, "hf.%s", suffixes[i]);
+        require(export_hf(&f->job, folder_file(path, f->folder, name)));
+        snprintf(name, sizeof name, "m.gguf.%s", suffixes[i]);
+        file_write(folder_file(path, f->folder, name), "mine", 4);
+    }
+    assert_false(model_folder_open(f->hf, &opened));
+    model_folder_close(&opened);
+    for (int times = 0; times < 2; ++times) {
+        require(export_hf(&f->job, f->hf));
+        require(export_gguf(&f->job, f->gguf));
+    }
+    for (int i = 0; i < 2; ++i) {
+        char name[40];
+        snprintf(name, sizeof name, "hf.%s/model.safetensors", suffixes[i]);
+        assert_int_equal(access(folder_file(file, f->folder, name), F_OK), 0);
+        snprintf(name, sizeof name, "m.gguf.%s", suffixes[i]);
+        assert_int_equal(access(folder_file(file, f->folder, name), F_OK), 0);
+    }
+    folder_file(path, f->folder, "pipe");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    refused(export_gguf(&f->job, path), "exists and is no GGUF file");
+}
+
 /* ----------------------------------------------------------------------------------------------------------------- GGUF */
 
 typedef struct gguf {
@@ -467,6 +499,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_round_trip, set_up, tear_down),
                                        cmocka_unit_test(test_narrow),
                                        cmocka_unit_test_setup_teardown(test_published, set_up, tear_down),
+                                       cmocka_unit_test_setup_teardown(test_neighbours, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_gguf, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_gguf_refused, set_up, tear_down),
                                        cmocka_unit_test(test_tokenizer_written),
