@@ -4,8 +4,8 @@
  * kept. A single file is written to FILE.fattn-new, synced and renamed.
  *
  * Where the file system cannot exchange, FOLDER is first renamed to FOLDER.fattn-old; if the process dies just then,
- * publish_recover() renames it back. These names are the program's own: what somebody called FOLDER.tmp or FOLDER.old, a copy of
- * an earlier run perhaps, is not touched.
+ * publish_recover() renames it back. These names are the program's own: what somebody called FOLDER.tmp or FOLDER.old, a copy
+ * of an earlier run perhaps, is not touched.
  */
 #ifndef TRAIN_PUBLISH_H
 #define TRAIN_PUBLISH_H
