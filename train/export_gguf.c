@@ -313,9 +313,6 @@ static bool check_tokenizer(const export_job *job)
     if (!words)
         return train_fail("gguf: the file holds the tokenizer, and none is known for this model of %lld tokens (--tokenizer)",
                           (long long)job->config.model.vocab);
-    if (tokenizer_vocab(words) > job->config.model.vocab)
-        return train_fail("gguf: the tokenizer has %lld tokens, the model %lld", (long long)tokenizer_vocab(words),
-                          (long long)job->config.model.vocab);
     if (!pre_tokenizer(words))
         return train_fail("gguf: llama.cpp has no name for how this tokenizer cuts a text into words and merges them (use hf)");
     return (frames(tokenizer_before(words), job->config.bos) && frames(tokenizer_after(words), job->config.eos)) ||
@@ -328,7 +325,7 @@ bool export_gguf(const export_job *job, const char *path)
     if (job->config.window)
         return train_fail("gguf: the model was trained with a window of %lld keys, which llama.cpp's qwen3 has not (use hf)",
                           (long long)job->config.window);
-    bool good = check_place(path) && export_check_numbers(job) && check_tokenizer(job);
+    bool good = check_place(path) && export_check(job) && check_tokenizer(job);
     if (good) {
         put_model(&h, job);
         put_vocabulary(&h, job);

@@ -90,6 +90,8 @@ works train --resume "$dir/moved" --steps 7 --out "$dir/on"
 same "$dir/gone/tokenizer.json" "$dir/on/tokenizer.json"
 works train --init "$dir/bpe-hf" $data --seq 32 --batch 2 --steps 1 --eval-every 0 --out "$dir/bpe-tuned"
 same "$dir/gone/chat_template.jinja" "$dir/bpe-tuned/chat_template.jinja"
+works train --init "$dir/bpe-hf" $data --tokenizer bytes --seq 32 --batch 2 --steps 1 --eval-every 0
+says "tokenizer bytes instead of the model's $dir/bpe-hf/tokenizer.json"
 works export --model "$dir/on" --format gguf --out "$dir/on.gguf"
 printf ' ' >>"$dir/moved/tokenizer.json"
 for command in 'generate --tokens 2' eval "export --format hf --out $dir/x"; do
@@ -111,6 +113,8 @@ wrong 'no-such-folder' train --init "$dir/no-such-folder" --steps 1
 wrong 'holds neither state.json' generate --model "$dir"
 wrong 'exists and is no export' export --model "$dir/run" --format hf --out "$dir/gone"
 wrong 'exists and is no GGUF file' export --model "$dir/run" --format gguf --out "$dir/log"
+wrong 'the tokenizer has 709 tokens, the model 258' export --model "$dir/run" --format hf --out "$dir/x" \
+    --tokenizer "$golden/tokenizer_qwen.json"
 wrong 'contradict' train --init "$dir/hf" --resume "$dir/run" --steps 1
 wrong '--hidden 32 contradicts the model' train --init "$dir/hf" --hidden 32 --steps 1
 wrong '--data is missing' eval --model "$dir/hf"

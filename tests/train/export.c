@@ -392,6 +392,8 @@ static void test_gguf_refused(void **state)
     tokenizer *words = tokenizer_open(GOLDEN_DIR "/tokenizer_qwen.json");
     f->job.words = words;
     refused(export_gguf(&f->job, f->gguf), "the tokenizer has 709 tokens, the model 300");
+    refused(export_hf(&f->job, f->hf), "the tokenizer has 709 tokens, the model 300");
+    assert_int_not_equal(access(f->hf, F_OK), 0);
     tokenizer_close(words);
     /* GPT-2's with a space before the text, which llama.cpp does not put there. */
     words = tokenizer_open(GOLDEN_DIR "/tokenizer_gpt2.json");
