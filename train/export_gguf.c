@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <cjson/cJSON.h>
+
 #include "error.h"
 #include "export.h"
 #include "publish.h"
@@ -82,10 +84,15 @@ static void put_key(header *h, const char *key, uint32_t type)
     put_u32(h, type);
 }
 
-static void pair_text(header *h, const char *key, const char *value)
+static void pair_bytes(header *h, const char *key, const char *bytes, size_t size)
 {
     put_key(h, key, VALUE_TEXT);
-    put_text(h, value);
+    put_bytes(h, bytes, size);
+}
+
+static void pair_text(header *h, const char *key, const char *value)
+{
+    pair_bytes(h, key, value, strlen(value));
 }
 
 static void pair_u32(header *h, const char *key, int64_t value)
@@ -178,6 +185,21 @@ static const char *pre_tokenizer(const tokenizer *words)
                                                        : NULL;
 }
 
+/* How messages become one text: a file of its own, or of older folders a field of tokenizer_config.json. */
+static void put_chat_template(header *h, const tokenizer *words)
+{
+    static const char key[] = "tokenizer.chat_template";
+    const tokenizer_file *own = tokenizer_file_named(words, CHAT_TEMPLATE);
+    const tokenizer_file *settings = tokenizer_file_named(words, TOKENIZER_CONFIG_JSON);
+    cJSON *root = !own && settings ? cJSON_ParseWithLength(settings->bytes, settings->size) : NULL;
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(root, "chat_template");
+    if (own)
+        pair_bytes(h, key, own->bytes, own->size);
+    else if (cJSON_IsString(field))
+        pair_text(h, key, field->valuestring);
+    cJSON_Delete(root);
+}
+
 static void put_vocabulary(header *h, const export_job *job)
 {
     pair_text(h, "tokenizer.ggml.model", "gpt2");
@@ -190,6 +212,7 @@ static void put_vocabulary(header *h, const export_job *job)
         pair_u32(h, "tokenizer.ggml.eos_token_id", job->config.eos);
     pair_bool(h, "tokenizer.ggml.add_bos_token", tokenizer_before(job->words)->count > 0);
     pair_bool(h, "tokenizer.ggml.add_eos_token", tokenizer_after(job->words)->count > 0);
+    put_chat_template(h, job->words);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- tensors */

@@ -47,6 +47,7 @@ const char *tokenizer_token(const tokenizer *t, int32_t token, size_t *size);
 enum { TOKENIZER_FILES = 5 };
 #define TOKENIZER_JSON        "tokenizer.json"
 #define TOKENIZER_CONFIG_JSON "tokenizer_config.json"
+#define CHAT_TEMPLATE         "chat_template.jinja"
 #define GENERATION_JSON       "generation_config.json"
 extern const char *const tokenizer_file_names[TOKENIZER_FILES + 1]; /* NULL at the end */
 

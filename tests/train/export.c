@@ -381,6 +381,40 @@ static void test_gguf(void **state)
     }
 }
 
+/* Of a file of its own, else of tokenizer_config.json. */
+static void test_chat_template(void **state)
+{
+    fixture *f = *state;
+    static const struct {
+        const char *name, *text, *line;
+    } files[] = {{"tokenizer_config.json", "{\"chat_template\": \"{{ old }}\"}", "tokenizer.chat_template={{ old }}\n"},
+                 {"chat_template.jinja", "{{ own }}", "tokenizer.chat_template={{ own }}\n"}};
+    char path[FOLDER_PATH], words[FOLDER_PATH];
+    size_t size;
+    char *json = file_read(GOLDEN_DIR "/tokenizer_qwen.json", &size);
+    file_write(folder_file(words, f->folder, "tokenizer.json"), json, size);
+    free(json);
+    model_config config = shape;
+    config.vocab = f->job.config.model.vocab = 709;
+    model_free(f->m);
+    f->job.m = f->m = random_model(&config, 3);
+    for (int i = 0; i < 2; ++i) {
+        gguf g = {0};
+        text_buffer lines = {0};
+        uint64_t count;
+        file_write(folder_file(path, f->folder, files[i].name), files[i].text, strlen(files[i].text));
+        tokenizer *t = tokenizer_open(words);
+        require(t);
+        f->job.words = t;
+        require(export_gguf(&f->job, f->gguf));
+        open_gguf(f->gguf, &g, &lines, &count);
+        has_line(&lines, files[i].line);
+        free(g.bytes);
+        text_free(&lines);
+        tokenizer_close(t);
+    }
+}
+
 static void test_gguf_refused(void **state)
 {
     fixture *f = *state;
@@ -503,6 +537,7 @@ int main(void)
                                        cmocka_unit_test_setup_teardown(test_published, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_neighbours, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_gguf, set_up, tear_down),
+                                       cmocka_unit_test_setup_teardown(test_chat_template, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_gguf_refused, set_up, tear_down),
                                        cmocka_unit_test(test_tokenizer_written),
                                        cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down)};
