@@ -161,14 +161,14 @@ static bool open_tokenizer(generate_command *c)
 static void choose_ends(const generate_command *c, int64_t ends[2])
 {
     int64_t bos;
-    const bool unknown = !c->words || (tokenizer_is_bytes(c->words) && c->state.model.vocab != TOKENIZER_VOCAB);
+    const bool known = c->words && tokenizer_explains(c->words, c->state.model.vocab);
     ends[0] = ends[1] = -1;
     if (c->ignore_end)
         return;
-    if (!unknown)
+    if (known)
         ends[0] = tokenizer_end(c->words);
-    if (!unknown || !c->state.is_checkpoint)
-        model_folder_ends(&c->state, unknown ? NULL : c->words, &bos, &ends[1]);
+    if (known || !c->state.is_checkpoint)
+        model_folder_ends(&c->state, known ? c->words : NULL, &bos, &ends[1]);
 }
 
 static bool make_prompt(generate_command *c)

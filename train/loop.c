@@ -356,8 +356,7 @@ static bool sample(trainer *t)
     sampler_init(&s,
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);
-    const bool unknown = tokenizer_is_bytes(t->words) && t->m->config.vocab != TOKENIZER_VOCAB; /* numbers, not text */
-    const int64_t stop = unknown ? -1 : tokenizer_end(t->words);
+    const int64_t stop = tokenizer_explains(t->words, t->m->config.vocab) ? tokenizer_end(t->words) : -1;
     generate_end end =
         generate(d, longest, &s, &prompt, 1,
                  &(generate_options){.tokenizer = t->words, .tokens = count, .ends = {stop, -1}, .token = collect, .user = &c});

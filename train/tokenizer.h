@@ -29,6 +29,9 @@ tokenizer *tokenizer_open(const char *path);
 void tokenizer_close(tokenizer *t);
 
 bool tokenizer_is_bytes(const tokenizer *t);
+/* Whether it says what the tokens of a model with this vocabulary stand for. A checkpoint's are the bytes also where nobody
+ * said what its numbers are. */
+bool tokenizer_explains(const tokenizer *t, int64_t vocab);
 /* Every token is below it. */
 int64_t tokenizer_vocab(const tokenizer *t);
 /* What ends a text: for a file the first of <|endoftext|>, <|end_of_text|>, </s>, <eos>, <|im_end|> that it has; -1: none. */

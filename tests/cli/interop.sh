@@ -57,6 +57,13 @@ for dtype in f32 f16 bf16; do
 done
 [ "$(wc -c <"$dir/bf16.gguf")" -lt "$(wc -c <"$dir/f32.gguf")" ] || complain 'bf16 saves nothing'
 works eval --model "$dir/hf-bf16" $data
+# Bytes with room for more tokens: numbers until somebody says that they are bytes.
+works train $tiny $data --vocab 320 --steps 1 --out "$dir/wide"
+works export --model "$dir/wide" --format hf --out "$dir/wide-hf"
+says 'no tokenizer is known for this model of 320 tokens'
+works export --model "$dir/wide" --tokenizer bytes --format hf --out "$dir/wide-hf"
+works export --model "$dir/wide-hf" --format hf --out "$dir/wide-hf2"
+same "$dir/wide-hf/tokenizer.json" "$dir/wide-hf2/tokenizer.json"
 works export --model "$dir/hf-f32" --format gguf --out "$dir/again.gguf"
 same "$dir/again.gguf" "$dir/f32.gguf"
 # A window goes along.
