@@ -165,14 +165,18 @@ static int64_t read_window(reader *r, int64_t layers)
     return window;
 }
 
-/* A number, or the first of a list; -1 if it is neither. */
+/* -1 if it is no token. */
+static int64_t token_of(const cJSON *item)
+{
+    const double number = item && cJSON_IsNumber(item) ? item->valuedouble : -1;
+    return number >= 0 && number <= INT32_MAX ? (int64_t)number : -1;
+}
+
+/* A token, or the first of a list. */
 static int64_t read_token(const reader *r, const char *name)
 {
     const cJSON *item = field(r, name);
-    if (cJSON_IsArray(item))
-        item = item->child;
-    const double number = item && cJSON_IsNumber(item) ? item->valuedouble : -1;
-    return number >= 0 && number <= INT32_MAX ? (int64_t)number : -1;
+    return token_of(cJSON_IsArray(item) ? item->child : item);
 }
 
 static bool check_unique(const cJSON *object, const char *label)
@@ -221,12 +225,17 @@ bool hf_config_parse(const char *json, size_t size, const char *label, hf_config
     return good;
 }
 
-void hf_config_tokens(const char *json, size_t size, int64_t *bos, int64_t *eos)
+void hf_config_tokens(const char *json, size_t size, int64_t *bos, token_list *eos)
 {
     cJSON *root = cJSON_ParseWithLength(json, size);
     const reader r = {"", root, true};
+    const cJSON *said = field(&r, "eos_token_id"), *item;
     *bos = read_token(&r, "bos_token_id");
-    *eos = read_token(&r, "eos_token_id");
+    if (token_of(said) >= 0)
+        token_list_add(eos, (int32_t)token_of(said));
+    for (item = cJSON_IsArray(said) ? said->child : NULL; item; item = item->next)
+        if (token_of(item) >= 0)
+            token_list_add(eos, (int32_t)token_of(item));
     cJSON_Delete(root);
 }
 

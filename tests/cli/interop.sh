@@ -93,6 +93,13 @@ for name in tokenizer.json generation_config.json chat_template.jinja; do
     same "$dir/gone/$name" "$dir/bpe-hf/$name"
 done
 grep -q '"eos_token_id": 701' "$dir/bpe-hf/config.json" || complain 'config.json has not the end of generation_config.json'
+# Every end that generation_config.json has ends the output, not only the first.
+third=$(text "$dir/bpe-hf" --prompt 'The cat' --ids | cut -d' ' -f3)
+cp -r "$dir/bpe-hf" "$dir/ends"
+rm "$dir/ends/SHA256SUMS"
+echo "{\"eos_token_id\": [701, $third, 2]}" >"$dir/ends/generation_config.json"
+right '"end":"eos"' generate --model "$dir/ends" --greedy --prompt 'The cat' --tokens 30 --json
+grep -q "\"tokens\":\[[0-9,]*\b$third\b" "$out" && complain 'the output goes on behind a token that ends it'
 works train --resume "$dir/moved" --steps 7 --out "$dir/on"
 same "$dir/gone/tokenizer.json" "$dir/on/tokenizer.json"
 works train --init "$dir/bpe-hf" $data --seq 32 --batch 2 --steps 1 --eval-every 0 --out "$dir/bpe-tuned"
