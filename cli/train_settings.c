@@ -17,12 +17,12 @@ static const char *const guards[] = {"stop", "skip", "off", NULL};
 static const char *const fixed[] = {"vocab",   "hidden",     "layers",  "heads", "heads-kv", "head-dim", "ffn",
                                     "max-seq", "rope-theta", "rms-eps", "tied",  "seq",      "seed"};
 /* What may differ, with a note of what that means. */
-static const char other_data[] = "training goes on with other data",
+static const char other_data[] = "training goes on with other data", other_tokens[] = "texts become other tokens",
                   other_rounding[] = "numbers are rounded otherwise from here on";
 static const struct {
     const char *name, *meaning;
 } noted[] = {{"data", other_data}, {"world-seed", other_data},   {"world-lines", other_data},
-             {"val", other_data},  {"val-fraction", other_data}, {"tokenizer", other_data},
+             {"val", other_data},  {"val-fraction", other_data}, {"tokenizer", other_tokens},
              {"eot", other_data},  {"device", other_rounding},   {"dtype", other_rounding}};
 /* What is about this call, not about the run. */
 static const char *const not_saved[] = {"preset", "config",      "print-config", "out",         "resume",

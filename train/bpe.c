@@ -34,9 +34,9 @@ typedef struct symbol {
     int32_t before, after;
 } symbol;
 
-typedef struct candidate {
-    int32_t rank, at, whole;
-} candidate;
+/* rank << 32 | at: the order in which pairs are merged is that of the numbers. */
+typedef uint64_t candidate;
+enum { BRANCHES = 4 }; /* of the heap: for long words every level is a miss of the cache */
 
 struct bpe {
     bool whole;
@@ -174,16 +174,11 @@ int bpe_missing_byte(bpe *b)
 
 /* ------------------------------------------------------------------------------------------------------------- merging */
 
-static bool comes_before(candidate a, candidate b)
-{
-    return a.rank != b.rank ? a.rank < b.rank : a.at < b.at;
-}
-
 static void push(bpe *b, candidate c)
 {
     size_t i = b->waiting++;
-    for (; i > 0 && comes_before(c, b->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        b->heap[i] = b->heap[(i - 1) / 2];
+    for (; i > 0 && c < b->heap[(i - 1) / BRANCHES]; i = (i - 1) / BRANCHES)
+        b->heap[i] = b->heap[(i - 1) / BRANCHES];
     b->heap[i] = c;
 }
 
@@ -191,10 +186,11 @@ static candidate pop(bpe *b)
 {
     const candidate top = b->heap[0], last = b->heap[--b->waiting];
     size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < b->waiting; i = child) {
-        if (child + 1 < b->waiting && comes_before(b->heap[child + 1], b->heap[child]))
-            ++child;
-        if (!comes_before(b->heap[child], last))
+    for (size_t child; (child = BRANCHES * i + 1) < b->waiting; i = child) {
+        const size_t end = child + BRANCHES < b->waiting ? child + BRANCHES : b->waiting;
+        for (size_t other = child + 1; other < end; ++other)
+            child = b->heap[other] < b->heap[child] ? other : child;
+        if (b->heap[child] >= last)
             break;
         b->heap[i] = b->heap[child];
     }
@@ -209,17 +205,17 @@ static void consider(bpe *b, int32_t at)
         return;
     const merge *m = merge_place(b, pair_of(b->symbols[at].id, b->symbols[b->symbols[at].after].id));
     if (m->pair)
-        push(b, (candidate){m->rank, at, m->whole});
+        push(b, (uint64_t)m->rank << 32 | (uint32_t)at);
 }
 
-/* Whether a candidate is still what it was pushed for. */
-static bool holds(const bpe *b, candidate c)
+/* What a candidate's pair becomes; NULL if the symbols there are others by now. */
+static const merge *merge_of(const bpe *b, candidate c)
 {
-    const symbol *s = &b->symbols[c.at];
+    const symbol *s = &b->symbols[(uint32_t)c];
     if (s->id < 0 || s->after < 0)
-        return false;
+        return NULL;
     const merge *m = merge_place(b, pair_of(s->id, b->symbols[s->after].id));
-    return m->pair && m->whole == c.whole;
+    return m->pair && (uint64_t)m->rank == c >> 32 ? m : NULL;
 }
 
 static void make_room(bpe *b, size_t size)
@@ -244,16 +240,18 @@ static void merge_word(bpe *b, const char *word, size_t size, token_list *out)
         consider(b, i);
     while (b->waiting) {
         const candidate c = pop(b);
-        if (!holds(b, c))
+        const int32_t at = (int32_t)(uint32_t)c;
+        const merge *m = merge_of(b, c);
+        if (!m)
             continue;
-        symbol *left = &b->symbols[c.at], *right = &b->symbols[left->after];
-        left->id = c.whole;
+        symbol *left = &b->symbols[at], *right = &b->symbols[left->after];
+        left->id = m->whole;
         left->after = right->after;
         right->id = -1;
         if (left->after >= 0)
-            b->symbols[left->after].before = c.at;
+            b->symbols[left->after].before = at;
         consider(b, left->before);
-        consider(b, c.at);
+        consider(b, at);
     }
     for (int32_t i = 0; i >= 0; i = b->symbols[i].after)
         token_list_add(out, b->symbols[i].id);

@@ -346,9 +346,9 @@ static bool sample(trainer *t)
 {
     const train_options *options = t->options;
     const int32_t prompt = tokenizer_first(t->words);
-    int64_t longest = t->m->config.max_seq;
-    int64_t count = options->sample_tokens < longest ? options->sample_tokens : longest;
-    decoder *d = decoder_create(t->m, t->r, options->attention, longest);
+    const int64_t longest = t->m->config.max_seq; /* a model of others may have 40960 */
+    const int64_t count = options->sample_tokens < longest ? options->sample_tokens : longest;
+    decoder *d = decoder_create(t->m, t->r, options->attention, count);
     if (!d)
         return false;
     sampler s;
@@ -360,7 +360,7 @@ static bool sample(trainer *t)
     if (tokenizer_explains(t->words, t->m->config.vocab) && tokenizer_end(t->words) >= 0)
         token_list_add(&ends, tokenizer_end(t->words));
     generate_end end =
-        generate(d, longest, &s, &prompt, 1,
+        generate(d, count, &s, &prompt, 1,
                  &(generate_options){.tokenizer = t->words, .tokens = count, .ends = &ends, .token = collect, .user = &c});
     if (end != GENERATE_FAILED && options->sample)
         options->sample(options->user, t->o->step, c.tokens, c.count);

@@ -82,6 +82,17 @@ works train $tiny $data --tokenizer "$dir/words/tokenizer.json" --steps 6 --out 
 right '"bits_per_byte"' eval --model "$dir/bpe" --json
 right '"bits_per_token"' eval --model "$dir/bpe" --json
 right 'bits/byte' eval --model "$dir/bpe"
+# The bytes are those of the file, less the first token, which nothing predicts.
+mkdir "$dir/texts"
+"$fattn" world --lines 30 >"$dir/texts/a.txt"
+{
+    printf '~'
+    "$fattn" world --lines 20 --seed 3
+    printf 'caf\303\251 \344\270\226'
+} >"$dir/texts/val.txt"
+json eval --model "$dir/bpe" --data "$dir/texts" --json
+bytes=$(echo "$(field bits_per_token) $(field tokens) $(field bits_per_byte)" | awk '{ printf "%.3f", $1 * $2 / $3 }')
+equal 'the bytes that are measured' "$bytes" "$(($(wc -c <"$dir/texts/val.txt") - 1)).000"
 before=$(text "$dir/bpe" --prompt 'The cat é')
 works export --model "$dir/bpe" --format hf --out "$dir/bpe-hf"
 mv "$dir/words" "$dir/gone"
@@ -141,6 +152,11 @@ wrong 'has no tokenizer.json' train --init "$dir/bare" --data world --seq 32 --s
 wrong 'none is known' export --model "$dir/bare" --format gguf --out "$dir/x.gguf"
 works generate --model "$dir/bare" --prompt-ids 49,50 --ids --tokens 3
 works generate --model "$dir/bare" --tokenizer bytes --prompt x --tokens 3
+# The token that config.json says ends a text ends the output.
+works generate --model "$dir/bare" --prompt-ids 49,50 --greedy --ids --tokens 1
+sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $(cat "$out")/" "$dir/bare/config.json"
+right '"end":"eos"' generate --model "$dir/bare" --prompt-ids 49,50 --greedy --tokens 3 --json
+right '"end":"length"' generate --model "$dir/bare" --prompt-ids 49,50 --greedy --tokens 3 --json --ignore-eos
 sed -i 's/qwen3/mistral/' "$dir/bare/config.json"
 for command in generate 'eval --data world' "export --format hf --out $dir/x"; do
     wrong "'model_type' is \"mistral\"" $command --model "$dir/bare"
