@@ -3,7 +3,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cli.h"
 #include "options.h"
@@ -35,15 +34,17 @@ static void print_written(void *user, const char *path, const char *sha256)
  * which nobody said what they stand for. */
 static bool open_tokenizer(export_command *c)
 {
-    const bool bytes = c->source.model.vocab == TOKENIZER_VOCAB;
     char *found = c->tokenizer ? NULL : model_folder_tokenizer(&c->source);
-    if (!c->tokenizer && !found && c->source.is_checkpoint)
-        return false;
-    const char *path = c->tokenizer ? c->tokenizer : found;
-    const bool known = path && (c->tokenizer || bytes || strcmp(path, "bytes") != 0);
-    c->words = known ? tokenizer_open(path) : NULL;
+    if (!c->tokenizer && !found)
+        return !c->source.is_checkpoint;
+    c->words = tokenizer_open(c->tokenizer ? c->tokenizer : found);
     free(found);
-    return c->words || !known;
+    const bool opened = c->words != NULL;
+    if (opened && !c->tokenizer && c->source.is_checkpoint && !tokenizer_explains(c->words, c->source.model.vocab)) {
+        tokenizer_close(c->words);
+        c->words = NULL;
+    }
+    return opened;
 }
 
 static bool run_export(export_command *c)

@@ -34,6 +34,7 @@ typedef struct generate_command {
     runtime r;
     decoder *d;
     token_list input; /* the prompt */
+    token_list ends;  /* of the output */
     int64_t capacity;
     text_buffer stop_text;
     tokenizer *words;
@@ -155,20 +156,6 @@ static bool open_tokenizer(generate_command *c)
     c->words = tokenizer_open(c->tokenizer ? c->tokenizer : found);
     free(found);
     return c->words != NULL;
-}
-
-/* What ends the output. */
-static void choose_ends(const generate_command *c, int64_t ends[2])
-{
-    int64_t bos;
-    const bool unknown = !c->words || (tokenizer_is_bytes(c->words) && c->state.model.vocab != TOKENIZER_VOCAB);
-    ends[0] = ends[1] = -1;
-    if (c->ignore_end)
-        return;
-    if (!unknown)
-        ends[0] = tokenizer_end(c->words);
-    if (!unknown || !c->state.is_checkpoint)
-        model_folder_ends(&c->state, unknown ? NULL : c->words, &bos, &ends[1]);
 }
 
 static bool make_prompt(generate_command *c)
@@ -319,14 +306,15 @@ static int run_command(generate_command *c)
     sampler_init(&s, &c->sampling, c->state.model.vocab);
     if (!c->ids && !c->json && c->prompt)
         fputs(c->prompt, stdout);
-    int64_t ends[2];
-    choose_ends(c, ends);
+    if (!c->ignore_end)
+        model_folder_stops(&c->state, c->words && tokenizer_explains(c->words, c->state.model.vocab) ? c->words : NULL,
+                           &c->ends);
     const double start = evaluate_seconds();
     generate_end end = generate(c->d, c->capacity, &s, c->input.ids, (int64_t)c->input.count,
                                 &(generate_options){.tokenizer = c->words,
                                                     .tokens = c->tokens,
                                                     .stop = c->stop_text.bytes,
-                                                    .ends = {ends[0], ends[1]},
+                                                    .ends = &c->ends,
                                                     .token = on_token,
                                                     .logits = c->top_count ? on_logits : NULL,
                                                     .user = c});
@@ -360,6 +348,7 @@ int cmd_generate(int argc, char **argv)
     text_free(&c.stop_text);
     text_free(&c.output);
     token_list_free(&c.input);
+    token_list_free(&c.ends);
     tokenizer_close(c.words);
     free(c.made);
     free(c.top);

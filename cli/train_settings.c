@@ -239,6 +239,7 @@ static bool read_init(train_settings *s, const char *folder)
 /* Compares with the checkpoint, or with the model to begin with, what was just read from all the other places. */
 static bool check_given(const train_settings *s)
 {
+    const char *kind = s->resume ? "checkpoint" : "model";
     for (const option_spec *spec = s->table; spec->name; ++spec) {
         char value[512];
         const char *recorded = config_find(&s->from_checkpoint, spec->name);
@@ -247,14 +248,13 @@ static bool check_given(const train_settings *s)
         if (spec->kind == OPTION_DOUBLE && strtod(value, NULL) == strtod(recorded, NULL))
             continue;
         if (listed(spec->name, fixed, COUNT(fixed))) {
-            cli_error("--%s %s contradicts the %s %s, which has %s", spec->name, value, s->resume ? "checkpoint" : "model",
-                      s->resume ? s->resume : s->init, recorded);
+            cli_error("--%s %s contradicts the %s %s, which has %s", spec->name, value, kind, s->resume ? s->resume : s->init,
+                      recorded);
             return false;
         }
         for (size_t i = 0; i < COUNT(noted); i++)
             if (strcmp(spec->name, noted[i].name) == 0)
-                cli_note("--%s %s instead of the %s's %s: %s", spec->name, value, s->resume ? "checkpoint" : "model", recorded,
-                         noted[i].meaning);
+                cli_note("--%s %s instead of the %s's %s: %s", spec->name, value, kind, recorded, noted[i].meaning);
     }
     return true;
 }

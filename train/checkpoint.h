@@ -7,8 +7,8 @@
  *                             size and SHA-256 of the other files; its last member is the SHA-256 of the bytes before it
  *     tokenizer.json ...      the tokenizer's (tokenizer.h), unless it is the bytes
  *
- * A new checkpoint is written to FOLDER.tmp, synced, and exchanged with FOLDER in one atomic step, so whoever is killed at
- * any moment leaves a whole one behind. Files of other names in the folder are kept.
+ * A new checkpoint is written to FOLDER.fattn-new, synced, and exchanged with FOLDER in one atomic step, so whoever is killed
+ * at any moment leaves a whole one behind. Files of other names in the folder are kept.
  */
 #ifndef TRAIN_CHECKPOINT_H
 #define TRAIN_CHECKPOINT_H

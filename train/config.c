@@ -8,9 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "error.h"
+#include "json.h"
 
 enum { CONFIG_MOST_BYTES = 1 << 20 };
 
@@ -77,18 +76,12 @@ static bool collect(const cJSON *object, const char *label, config_set *c)
 
 bool config_parse(const char *json, size_t size, const char *label, config_set *c)
 {
-    const char *end = NULL;
     *c = (config_set){0};
-    cJSON *object = cJSON_ParseWithLengthOpts(json, size, &end, 0);
-    bool good = object && cJSON_IsObject(object);
-    while (good && end < json + size && strchr(" \t\r\n", *end))
-        ++end;
-    if (!good || end != json + size) {
-        cJSON_Delete(object);
-        return train_fail("%s: not one JSON object (near byte %zu)", label, end ? (size_t)(end - json) : 0);
-    }
+    cJSON *object = json_object(json, size, label);
+    if (!object)
+        return false;
     c->pairs = text_alloc((size_t)cJSON_GetArraySize(object) * sizeof *c->pairs);
-    good = collect(object, label, c);
+    const bool good = collect(object, label, c);
     cJSON_Delete(object);
     if (!good)
         config_free(c);

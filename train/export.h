@@ -24,7 +24,7 @@ bool export_hf(const export_job *job, const char *folder);
 /* Of the numbers with one dimension all are F32. Refuses windows, which llama.cpp's Qwen3 has not. */
 bool export_gguf(const export_job *job, const char *path);
 
-/* Whether every number of the model fits the type. */
-bool export_check_numbers(const export_job *job);
+/* Whether every number of the model fits the type, and every token of the tokenizer the model. */
+bool export_check(const export_job *job);
 
 #endif

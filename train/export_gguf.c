@@ -7,10 +7,13 @@
  *     data     at a multiple of ALIGNMENT, as each tensor in it
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <cjson/cJSON.h>
 
 #include "error.h"
 #include "export.h"
@@ -81,10 +84,15 @@ static void put_key(header *h, const char *key, uint32_t type)
     put_u32(h, type);
 }
 
-static void pair_text(header *h, const char *key, const char *value)
+static void pair_bytes(header *h, const char *key, const char *bytes, size_t size)
 {
     put_key(h, key, VALUE_TEXT);
-    put_text(h, value);
+    put_bytes(h, bytes, size);
+}
+
+static void pair_text(header *h, const char *key, const char *value)
+{
+    pair_bytes(h, key, value, strlen(value));
 }
 
 static void pair_u32(header *h, const char *key, int64_t value)
@@ -177,6 +185,21 @@ static const char *pre_tokenizer(const tokenizer *words)
                                                        : NULL;
 }
 
+/* How messages become one text: a file of its own, or of older folders a field of tokenizer_config.json. */
+static void put_chat_template(header *h, const tokenizer *words)
+{
+    static const char key[] = "tokenizer.chat_template";
+    const tokenizer_file *own = tokenizer_file_named(words, CHAT_TEMPLATE);
+    const tokenizer_file *settings = tokenizer_file_named(words, TOKENIZER_CONFIG_JSON);
+    cJSON *root = !own && settings ? cJSON_ParseWithLength(settings->bytes, settings->size) : NULL;
+    const cJSON *field = cJSON_GetObjectItemCaseSensitive(root, "chat_template");
+    if (own)
+        pair_bytes(h, key, own->bytes, own->size);
+    else if (cJSON_IsString(field))
+        pair_text(h, key, field->valuestring);
+    cJSON_Delete(root);
+}
+
 static void put_vocabulary(header *h, const export_job *job)
 {
     pair_text(h, "tokenizer.ggml.model", "gpt2");
@@ -189,6 +212,7 @@ static void put_vocabulary(header *h, const export_job *job)
         pair_u32(h, "tokenizer.ggml.eos_token_id", job->config.eos);
     pair_bool(h, "tokenizer.ggml.add_bos_token", tokenizer_before(job->words)->count > 0);
     pair_bool(h, "tokenizer.ggml.add_eos_token", tokenizer_after(job->words)->count > 0);
+    put_chat_template(h, job->words);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- tensors */
@@ -249,8 +273,16 @@ static bool pad(FILE *stream, uint64_t at)
     return count == 0 || fwrite(zeros, count, 1, stream) == 1;
 }
 
-static bool write_all(FILE *stream, const export_job *job, const header *h)
+typedef struct contents {
+    const export_job *job;
+    const header *h;
+} contents;
+
+static bool write_all(void *user, FILE *stream)
 {
+    const contents *c = user;
+    const export_job *job = c->job;
+    const header *h = c->h;
     const struct {
         char magic[4];
         uint32_t version;
@@ -265,7 +297,7 @@ static bool write_all(FILE *stream, const export_job *job, const header *h)
             !pad(stream, (uint64_t)p->size * narrow_size(type_of(job, p))))
             return false;
     }
-    return fflush(stream) == 0 && fsync(fileno(stream)) == 0;
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- file */
@@ -274,35 +306,20 @@ static bool write_all(FILE *stream, const export_job *job, const header *h)
 static bool check_place(const char *path)
 {
     char magic[4] = {0};
-    FILE *old = fopen(path, "rb");
-    if (!old)
+    const int old = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
+    if (old < 0)
         return errno == ENOENT || train_fail("%s: %s", path, strerror(errno));
-    const bool same = fread(magic, sizeof magic, 1, old) == 1 && memcmp(magic, "GGUF", sizeof magic) == 0;
-    fclose(old);
+    const bool same = read(old, magic, sizeof magic) == sizeof magic && memcmp(magic, "GGUF", sizeof magic) == 0;
+    close(old);
     return same || train_fail("%s: exists and is no GGUF file", path);
 }
 
 static bool write_file(const export_job *job, const header *h, const char *path)
 {
-    text_buffer fresh = {0};
     char digest[65];
-    text_format(&fresh, "%s.tmp", path);
-    FILE *stream = fopen(fresh.bytes, "wb");
-    bool good = stream && write_all(stream, job, h);
-    int reason = errno;
-    if (stream && fclose(stream) != 0 && good) {
-        reason = errno;
-        good = false;
-    }
-    good = good || train_fail("%s: %s", fresh.bytes, strerror(reason));
-    good = good && sha256_file(fresh.bytes, digest);
-    if (good && rename(fresh.bytes, path) != 0)
-        good = train_fail("%s: %s", path, strerror(errno));
-    if (!good && stream)
-        unlink(fresh.bytes);
+    const bool good = publish_file(path, write_all, &(contents){job, h}) && sha256_file(path, digest);
     if (good && job->written)
         job->written(job->user, path, digest);
-    text_free(&fresh);
     return good;
 }
 
@@ -319,9 +336,6 @@ static bool check_tokenizer(const export_job *job)
     if (!words)
         return train_fail("gguf: the file holds the tokenizer, and none is known for this model of %lld tokens (--tokenizer)",
                           (long long)job->config.model.vocab);
-    if (tokenizer_vocab(words) > job->config.model.vocab)
-        return train_fail("gguf: the tokenizer has %lld tokens, the model %lld", (long long)tokenizer_vocab(words),
-                          (long long)job->config.model.vocab);
     if (!pre_tokenizer(words))
         return train_fail("gguf: llama.cpp has no name for how this tokenizer cuts a text into words and merges them (use hf)");
     return (frames(tokenizer_before(words), job->config.bos) && frames(tokenizer_after(words), job->config.eos)) ||
@@ -334,7 +348,7 @@ bool export_gguf(const export_job *job, const char *path)
     if (job->config.window)
         return train_fail("gguf: the model was trained with a window of %lld keys, which llama.cpp's qwen3 has not (use hf)",
                           (long long)job->config.window);
-    bool good = check_place(path) && export_check_numbers(job) && check_tokenizer(job);
+    bool good = check_place(path) && export_check(job) && check_tokenizer(job);
     if (good) {
         put_model(&h, job);
         put_vocabulary(&h, job);

@@ -113,7 +113,7 @@ static bool put_tokenizer(writer *w)
 
 /* ------------------------------------------------------------------------------------------------------------- weights */
 
-bool export_check_numbers(const export_job *job)
+static bool check_numbers(const export_job *job)
 {
     static const char *const type_names[] = {[NARROW_F32] = "f32", [NARROW_F16] = "f16", [NARROW_BF16] = "bf16"};
     for (int i = 0; i < job->m->parameter_count; ++i) {
@@ -124,6 +124,14 @@ bool export_check_numbers(const export_job *job)
                               type_names[job->type]);
     }
     return true;
+}
+
+bool export_check(const export_job *job)
+{
+    const int64_t tokens = job->words ? tokenizer_vocab(job->words) : 0, vocab = job->config.model.vocab;
+    if (tokens > vocab)
+        return train_fail("export: the tokenizer has %lld tokens, the model %lld", (long long)tokens, (long long)vocab);
+    return check_numbers(job);
 }
 
 static bool put_weights(writer *w)
@@ -177,7 +185,7 @@ bool export_hf(const export_job *job, const char *folder)
     publishing p;
     const char *known[FILES_MOST + 1];
     list_names(known);
-    if (!export_check_numbers(job) || !publish_possible(folder, CHECKSUMS_NAME, NULL, "export"))
+    if (!export_check(job) || !publish_possible(folder, CHECKSUMS_NAME, NULL, "export"))
         return false;
     bool good = publish_begin(&p, folder, known);
     w.folder = p.fresh;

@@ -121,6 +121,14 @@ static bool tail_add(tail *t, const tokenizer *words, int32_t token)
     return false;
 }
 
+static bool is_end(const token_list *ends, int32_t token)
+{
+    for (size_t i = 0; ends && i < ends->count; ++i)
+        if (ends->ids[i] == token)
+            return true;
+    return false;
+}
+
 static generate_end continue_from(decoder *d, int64_t capacity, sampler *s, const float *logits, tail *t,
                                   const generate_options *options)
 {
@@ -130,7 +138,7 @@ static generate_end continue_from(decoder *d, int64_t capacity, sampler *s, cons
         int32_t token = sampler_pick(s, logits);
         if (token < 0)
             return GENERATE_FAILED;
-        if (token == options->ends[0] || token == options->ends[1])
+        if (is_end(options->ends, token))
             return GENERATE_EOS;
         if ((options->token && !options->token(options->user, token)) || tail_add(t, options->tokenizer, token))
             return GENERATE_STOP;

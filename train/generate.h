@@ -43,7 +43,7 @@ typedef enum generate_end {
 typedef struct generate_options {
     const tokenizer *tokenizer; /* what tokens are; may be NULL without `stop` */
     int64_t tokens;             /* how many at most */
-    int64_t ends[2];            /* tokens that end the output; -1: none */
+    const token_list *ends;     /* tokens that end the output; NULL: none */
     const char *stop;           /* end once the output has this; NULL: never */
     /* Called for each token as it is chosen; NULL: nobody. Returning false ends the output as a stop text does. */
     bool (*token)(void *user, int32_t token);

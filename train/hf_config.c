@@ -3,10 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "config.h"
 #include "error.h"
+#include "json.h"
 
 enum { HF_CONFIG_MOST_BYTES = 1 << 24, FIELDS_MOST = 1000 };
 
@@ -90,31 +89,53 @@ static void check_architecture(reader *r)
     demand_none(r, "rope_scaling");
 }
 
+static void demand_whole_heads(reader *r)
+{
+    const double part = get_number(r, "partial_rotary_factor", 1);
+    if (r->good && part != 1)
+        r->good = train_fail("%s: 'partial_rotary_factor' is %g, but positions turn whole heads here", r->label, part);
+}
+
+/* What else there is would turn positions by other angles: a factor, or angles of each kind of layer. */
+static void check_rope(reader *r)
+{
+    static const char *const known[] = {"rope_theta", "rope_type", "type", "partial_rotary_factor"};
+    const cJSON *item;
+    if (!cJSON_IsObject(r->object))
+        r->good = train_fail("%s: 'rope_parameters' is no object", r->label);
+    for (item = r->good ? r->object->child : NULL; item && r->good; item = item->next) {
+        bool found = cJSON_IsNull(item);
+        for (size_t i = 0; i < sizeof known / sizeof *known && !found; ++i)
+            found = strcmp(item->string, known[i]) == 0;
+        r->good = found || train_fail("%s: 'rope_parameters' has '%.60s', which is not known here", r->label, item->string);
+    }
+    demand_text(r, "rope_type", "default", false);
+    demand_text(r, "type", "default", false); /* an older name */
+    demand_whole_heads(r);
+}
+
 /* Version 5 has an object for it, version 4 a number. */
 static double read_theta(reader *r)
 {
     const double legacy = get_number(r, "rope_theta", 10000);
     const cJSON *object = field(r, "rope_parameters");
+    demand_whole_heads(r);
     if (!r->good || !object)
         return legacy;
     reader rope = {r->label, object, true};
-    if (!cJSON_IsObject(object))
-        rope.good = train_fail("%s: 'rope_parameters' is no object", r->label);
-    demand_text(&rope, "rope_type", "default", false);
-    if (rope.good && get_number(&rope, "partial_rotary_factor", 1) != 1)
-        rope.good = train_fail("%s: 'partial_rotary_factor' is not 1: positions turn whole heads here", r->label);
+    check_rope(&rope);
     const double theta = get_number(&rope, "rope_theta", legacy);
     r->good = rope.good;
     return theta;
 }
 
-/* How many layers slide; what is not said follows from max_window_layers. */
-static int64_t count_sliding(reader *r, int64_t layers)
+/* How many layers slide; what is not said follows from max_window_layers, where there is a window. */
+static int64_t count_sliding(reader *r, int64_t layers, bool windowed)
 {
     const cJSON *list = field(r, "layer_types"), *item = NULL;
     const int64_t whole = get_whole(r, "max_window_layers", 28);
     if (!r->good || !list)
-        return layers > whole ? layers - whole : 0;
+        return windowed && layers > whole ? layers - whole : 0;
     int64_t sliding = 0;
     cJSON_ArrayForEach(item, list)
     {
@@ -132,7 +153,8 @@ static int64_t count_sliding(reader *r, int64_t layers)
 static int64_t read_window(reader *r, int64_t layers)
 {
     const bool used = get_truth(r, "use_sliding_window", false);
-    const int64_t window = get_whole(r, "sliding_window", 4096), sliding = count_sliding(r, layers);
+    const bool none = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->object, "sliding_window"));
+    const int64_t window = none ? 0 : get_whole(r, "sliding_window", 4096), sliding = count_sliding(r, layers, !none);
     if (!r->good || !used || sliding == 0)
         return 0;
     if (window < 1 || window > INT32_MAX)
@@ -143,14 +165,18 @@ static int64_t read_window(reader *r, int64_t layers)
     return window;
 }
 
-/* A number, or the first of a list; -1 if it is neither. */
+/* -1 if it is no token. */
+static int64_t token_of(const cJSON *item)
+{
+    const double number = item && cJSON_IsNumber(item) ? item->valuedouble : -1;
+    return number >= 0 && number <= INT32_MAX ? (int64_t)number : -1;
+}
+
+/* A token, or the first of a list. */
 static int64_t read_token(const reader *r, const char *name)
 {
     const cJSON *item = field(r, name);
-    if (cJSON_IsArray(item))
-        item = item->child;
-    const double number = item && cJSON_IsNumber(item) ? item->valuedouble : -1;
-    return number >= 0 && number <= INT32_MAX ? (int64_t)number : -1;
+    return token_of(cJSON_IsArray(item) ? item->child : item);
 }
 
 static bool check_unique(const cJSON *object, const char *label)
@@ -192,19 +218,24 @@ static bool read_tree(reader *r, hf_config *c)
 bool hf_config_parse(const char *json, size_t size, const char *label, hf_config *c)
 {
     *c = (hf_config){0};
-    cJSON *root = cJSON_ParseWithLength(json, size);
+    cJSON *root = json_object(json, size, label);
     reader r = {label, root, true};
-    const bool good = cJSON_IsObject(root) ? read_tree(&r, c) : train_fail("%s: not a JSON object", label);
+    const bool good = root && read_tree(&r, c);
     cJSON_Delete(root);
     return good;
 }
 
-void hf_config_tokens(const char *json, size_t size, int64_t *bos, int64_t *eos)
+void hf_config_tokens(const char *json, size_t size, int64_t *bos, token_list *eos)
 {
     cJSON *root = cJSON_ParseWithLength(json, size);
     const reader r = {"", root, true};
+    const cJSON *said = field(&r, "eos_token_id"), *item;
     *bos = read_token(&r, "bos_token_id");
-    *eos = read_token(&r, "eos_token_id");
+    if (token_of(said) >= 0)
+        token_list_add(eos, (int32_t)token_of(said));
+    for (item = cJSON_IsArray(said) ? said->child : NULL; item; item = item->next)
+        if (token_of(item) >= 0)
+            token_list_add(eos, (int32_t)token_of(item));
     cJSON_Delete(root);
 }
 

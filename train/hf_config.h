@@ -8,6 +8,7 @@
 #ifndef TRAIN_HF_CONFIG_H
 #define TRAIN_HF_CONFIG_H
 
+#include "bpe.h"
 #include "model.h"
 #include "narrow.h"
 #include "text.h"
@@ -22,8 +23,8 @@ typedef struct hf_config {
 bool hf_config_parse(const char *json, size_t size, const char *label, hf_config *c);
 bool hf_config_read(const char *path, hf_config *c);
 
-/* bos and eos of any file that has them, such as generation_config.json; of a list the first. */
-void hf_config_tokens(const char *json, size_t size, int64_t *bos, int64_t *eos);
+/* bos and every eos of any file that has them, such as generation_config.json; -1 and none: not said. */
+void hf_config_tokens(const char *json, size_t size, int64_t *bos, token_list *eos);
 
 /* Appends the object, for weights of this type. */
 void hf_config_write(text_buffer *json, const hf_config *c, narrow_type type);

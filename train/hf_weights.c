@@ -3,10 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "config.h"
 #include "error.h"
+#include "json.h"
 #include "publish.h"
 #include "safetensors.h"
 
@@ -52,8 +51,10 @@ static bool open_index(weights *w, const char *path)
     char *json = config_slurp(path, INDEX_MOST_BYTES, &size);
     if (!json)
         return false;
-    w->index = cJSON_ParseWithLength(json, size);
+    w->index = json_object(json, size, path);
     free(json);
+    if (!w->index)
+        return false;
     w->map = cJSON_GetObjectItemCaseSensitive(w->index, "weight_map");
     if (!cJSON_IsObject(w->map))
         return train_fail("%s: no object 'weight_map'", path);

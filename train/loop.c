@@ -378,13 +378,15 @@ static bool sample(trainer *t)
     sampler_init(&s,
                  &(sampler_options){.temperature = 0.7, .top_p = 1, .seed = random_with(options->seed, (uint64_t)t->o->step)},
                  t->m->config.vocab);
-    const bool unknown = tokenizer_is_bytes(t->words) && t->m->config.vocab != TOKENIZER_VOCAB; /* numbers, not text */
-    const int64_t stop = unknown ? -1 : tokenizer_end(t->words);
+    token_list ends = {0};
+    if (tokenizer_explains(t->words, t->m->config.vocab) && tokenizer_end(t->words) >= 0)
+        token_list_add(&ends, tokenizer_end(t->words));
     generate_end end =
         generate(d, count, &s, &prompt, 1,
-                 &(generate_options){.tokenizer = t->words, .tokens = count, .ends = {stop, -1}, .token = collect, .user = &c});
+                 &(generate_options){.tokenizer = t->words, .tokens = count, .ends = &ends, .token = collect, .user = &c});
     if (end != GENERATE_FAILED && options->sample)
         options->sample(options->user, t->o->step, c.tokens, c.count);
+    token_list_free(&ends);
     sampler_free(&s);
     decoder_free(d);
     free(c.tokens);

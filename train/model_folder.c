@@ -101,18 +101,38 @@ static int64_t begin_of(const tokenizer *words)
     return tokenizer_is_bytes(words) ? TOKEN_BOS : before->count ? before->ids[0] : -1;
 }
 
-void model_folder_ends(const model_folder *f, const tokenizer *words, int64_t *bos, int64_t *eos)
+static void generation_tokens(const tokenizer *words, int64_t *bos, token_list *eos)
 {
     const tokenizer_file *generation = words ? tokenizer_file_named(words, GENERATION_JSON) : NULL;
-    int64_t said_bos = -1, said_eos = -1;
+    *bos = -1;
     if (generation)
-        hf_config_tokens(generation->bytes, generation->size, &said_bos, &said_eos);
+        hf_config_tokens(generation->bytes, generation->size, bos, eos);
+}
+
+void model_folder_ends(const model_folder *f, const tokenizer *words, int64_t *bos, int64_t *eos)
+{
+    token_list said = {0};
+    generation_tokens(words, bos, &said);
+    *eos = said.count ? said.ids[0] : -1;
+    token_list_free(&said);
     if (!f->is_checkpoint) {
-        said_bos = f->config.bos >= 0 ? f->config.bos : said_bos;
-        said_eos = f->config.eos >= 0 ? f->config.eos : said_eos;
+        *bos = f->config.bos >= 0 ? f->config.bos : *bos;
+        *eos = f->config.eos >= 0 ? f->config.eos : *eos;
     }
-    *bos = said_bos >= 0 || !words ? said_bos : begin_of(words);
-    *eos = said_eos >= 0 || !words ? said_eos : tokenizer_end(words);
+    if (words && *bos < 0)
+        *bos = begin_of(words);
+    if (words && *eos < 0)
+        *eos = tokenizer_end(words);
     *bos = *bos < f->model.vocab ? *bos : -1;
     *eos = *eos < f->model.vocab ? *eos : -1;
+}
+
+void model_folder_stops(const model_folder *f, const tokenizer *words, token_list *stops)
+{
+    int64_t bos;
+    generation_tokens(words, &bos, stops);
+    if (!f->is_checkpoint && f->config.eos >= 0)
+        token_list_add(stops, (int32_t)f->config.eos);
+    if (words && tokenizer_end(words) >= 0)
+        token_list_add(stops, tokenizer_end(words));
 }

@@ -35,5 +35,7 @@ char *model_folder_tokenizer(const model_folder *f);
 /* The tokens that begin and end a text of this model, opened as `words` (NULL: none is known): what the folder says, else
  * what generation_config.json says, else the tokenizer's. -1: not known. */
 void model_folder_ends(const model_folder *f, const tokenizer *words, int64_t *bos, int64_t *eos);
+/* Appends every token that ends what the model generates: all that these say. */
+void model_folder_stops(const model_folder *f, const tokenizer *words, token_list *stops);
 
 #endif

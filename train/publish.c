@@ -13,6 +13,8 @@
 #include "error.h"
 #include "text.h"
 
+static const char fresh_suffix[] = "fattn-new", old_suffix[] = "fattn-old";
+
 /* --------------------------------------------------------------------------------------------------------------- paths */
 
 static char *with_suffix(const char *folder, const char *suffix)
@@ -46,6 +48,12 @@ bool path_exists(const char *path)
     return lstat(path, &info) == 0;
 }
 
+/* A file that cannot be opened was named wrongly; one that was opened and not written is nobody's mistake. */
+static bool cannot_write(const char *path, const FILE *stream, int reason)
+{
+    return train_fail_as(stream ? TRAIN_ERROR_WORK : TRAIN_ERROR_GIVEN, "%s: %s", path, strerror(reason));
+}
+
 bool path_write(const char *path, const void *bytes, size_t size)
 {
     FILE *stream = fopen(path, "wb");
@@ -54,7 +62,7 @@ bool path_write(const char *path, const void *bytes, size_t size)
     int reason = errno;
     if (stream)
         fclose(stream);
-    return written || train_fail("%s: %s", path, strerror(reason));
+    return written || cannot_write(path, stream, reason);
 }
 
 /* Without links and trailing slashes, so that suffixes can be added. */
@@ -119,7 +127,7 @@ static void retire(const char *path, const char *keep, const char *const *names)
 
 void publish_recover(const char *folder)
 {
-    char *path = plain_path(folder), *old = with_suffix(path, "old");
+    char *path = plain_path(folder), *old = with_suffix(path, old_suffix);
     if (!path_exists(path) && path_exists(old))
         rename(old, path);
     free(old);
@@ -145,7 +153,7 @@ static bool holds_something(const char *path, const char *spared)
 
 bool publish_possible(const char *folder, const char *mark, const char *spared, const char *what)
 {
-    char *path = plain_path(folder), *marked = path_join(path, mark), *fresh = with_suffix(path, "tmp");
+    char *path = plain_path(folder), *marked = path_join(path, mark), *fresh = with_suffix(path, fresh_suffix);
     bool possible = true;
     if (path_exists(path) && !path_exists(marked) && holds_something(path, spared))
         possible = train_fail("%s: exists and is no %s", folder, what);
@@ -163,7 +171,7 @@ bool publish_begin(publishing *p, const char *folder, const char *const *names)
 {
     publish_recover(folder);
     *p = (publishing){.folder = plain_path(folder), .names = names};
-    p->fresh = with_suffix(p->folder, "tmp");
+    p->fresh = with_suffix(p->folder, fresh_suffix);
     retire(p->fresh, p->folder, names);
     return make_folder(p->fresh);
 }
@@ -177,7 +185,7 @@ static bool exchange(const publishing *p)
         done = true;
     }
     if (!done) {
-        char *old = with_suffix(p->folder, "old");
+        char *old = with_suffix(p->folder, old_suffix);
         retire(old, p->folder, p->names);
         done = rename(p->folder, old) == 0 && rename(p->fresh, p->folder) == 0;
         if (done)
@@ -198,5 +206,39 @@ bool publish_end(publishing *p, bool good)
     free(p->fresh);
     free(p->folder);
     *p = (publishing){0};
+    return good;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- files */
+
+static bool write_fresh(const char *fresh, const char *place, bool (*write)(void *user, FILE *stream), void *user)
+{
+    FILE *stream = fopen(fresh, "wb");
+    bool good = stream && write(user, stream) && fflush(stream) == 0 && fsync(fileno(stream)) == 0;
+    int reason = errno;
+    if (stream && fclose(stream) != 0 && good) {
+        reason = errno;
+        good = false;
+    }
+    if (good && rename(fresh, place) != 0) {
+        reason = errno;
+        good = false;
+    }
+    if (!good && stream)
+        unlink(fresh);
+    return good || cannot_write(place, stream, reason);
+}
+
+bool publish_file(const char *path, bool (*write)(void *user, FILE *stream), void *user)
+{
+    struct stat info;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return train_fail("%s: exists and is no regular file", path);
+    char *real = realpath(path, NULL), *place = real ? real : strdup(path), *fresh = with_suffix(place, fresh_suffix);
+    const bool good = write_fresh(fresh, place, write, user);
+    if (good)
+        sync_parent(place);
+    free(fresh);
+    free(place);
     return good;
 }

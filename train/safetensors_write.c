@@ -102,5 +102,5 @@ bool safetensors_write(const char *path, const safetensors_tensor *tensors, int6
     }
     text_free(&header);
     free(sorted);
-    return written || train_fail("%s: %s", path, strerror(reason));
+    return written || train_fail_as(TRAIN_ERROR_WORK, "%s: %s", path, strerror(reason));
 }

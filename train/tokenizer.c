@@ -78,6 +78,11 @@ bool tokenizer_is_bytes(const tokenizer *t)
     return !t->model;
 }
 
+bool tokenizer_explains(const tokenizer *t, int64_t vocab)
+{
+    return t->model || vocab == TOKENIZER_VOCAB;
+}
+
 int64_t tokenizer_vocab(const tokenizer *t)
 {
     return t->vocab;

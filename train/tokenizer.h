@@ -29,6 +29,9 @@ tokenizer *tokenizer_open(const char *path);
 void tokenizer_close(tokenizer *t);
 
 bool tokenizer_is_bytes(const tokenizer *t);
+/* Whether it says what the tokens of a model with this vocabulary stand for. A checkpoint's are the bytes also where nobody
+ * said what its numbers are. */
+bool tokenizer_explains(const tokenizer *t, int64_t vocab);
 /* Every token is below it. */
 int64_t tokenizer_vocab(const tokenizer *t);
 /* What ends a text: for a file the first of <|endoftext|>, <|end_of_text|>, </s>, <eos>, <|im_end|> that it has; -1: none. */
@@ -47,6 +50,7 @@ const char *tokenizer_token(const tokenizer *t, int32_t token, size_t *size);
 enum { TOKENIZER_FILES = 5 };
 #define TOKENIZER_JSON        "tokenizer.json"
 #define TOKENIZER_CONFIG_JSON "tokenizer_config.json"
+#define CHAT_TEMPLATE         "chat_template.jinja"
 #define GENERATION_JSON       "generation_config.json"
 extern const char *const tokenizer_file_names[TOKENIZER_FILES + 1]; /* NULL at the end */
 

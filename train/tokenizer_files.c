@@ -11,8 +11,8 @@
 
 enum { FILE_MOST_BYTES = 1 << 26 };
 
-const char *const tokenizer_file_names[] = {TOKENIZER_JSON,        TOKENIZER_CONFIG_JSON, "special_tokens_map.json",
-                                            "chat_template.jinja", GENERATION_JSON,       NULL};
+const char *const tokenizer_file_names[] = {TOKENIZER_JSON, TOKENIZER_CONFIG_JSON, "special_tokens_map.json",
+                                            CHAT_TEMPLATE,  GENERATION_JSON,       NULL};
 
 /* The names of the tokens that frame a text of bytes. */
 static const char *const frame[] = {"<|startoftext|>", "<|endoftext|>"};

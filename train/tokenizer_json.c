@@ -13,9 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cjson/cJSON.h>
-
 #include "error.h"
+#include "json.h"
 #include "tokenizer_parts.h"
 #include "unicode.h"
 
@@ -454,13 +453,8 @@ static bool read_root(file *f, const cJSON *root)
 bool tokenizer_read(tokenizer *t, const char *path, const char *json, size_t size)
 {
     file f = {.path = path, .t = t};
-    const char *end = NULL;
-    cJSON *root = cJSON_ParseWithLengthOpts(json, size, &end, 0);
-    while (root && end < json + size && strchr(" \t\r\n", *end))
-        ++end;
-    bool good = (cJSON_IsObject(root) && end == json + size) ||
-                train_fail("%s: not a JSON object (near byte %zu)", path, end ? (size_t)(end - json) : 0);
-    good = good && read_root(&f, root);
+    cJSON *root = json_object(json, size, path);
+    const bool good = root && read_root(&f, root);
     cJSON_Delete(root);
     return good;
 }

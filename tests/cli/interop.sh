@@ -57,6 +57,13 @@ for dtype in f32 f16 bf16; do
 done
 [ "$(wc -c <"$dir/bf16.gguf")" -lt "$(wc -c <"$dir/f32.gguf")" ] || complain 'bf16 saves nothing'
 works eval --model "$dir/hf-bf16" $data
+# Bytes with room for more tokens: numbers until somebody says that they are bytes.
+works train $tiny $data --vocab 320 --steps 1 --out "$dir/wide"
+works export --model "$dir/wide" --format hf --out "$dir/wide-hf"
+says 'no tokenizer is known for this model of 320 tokens'
+works export --model "$dir/wide" --tokenizer bytes --format hf --out "$dir/wide-hf"
+works export --model "$dir/wide-hf" --format hf --out "$dir/wide-hf2"
+same "$dir/wide-hf/tokenizer.json" "$dir/wide-hf2/tokenizer.json"
 works export --model "$dir/hf-f32" --format gguf --out "$dir/again.gguf"
 same "$dir/again.gguf" "$dir/f32.gguf"
 # A window goes along.
@@ -97,10 +104,19 @@ for name in tokenizer.json generation_config.json chat_template.jinja; do
     same "$dir/gone/$name" "$dir/bpe-hf/$name"
 done
 grep -q '"eos_token_id": 701' "$dir/bpe-hf/config.json" || complain 'config.json has not the end of generation_config.json'
+# Every end that generation_config.json has ends the output, not only the first.
+third=$(text "$dir/bpe-hf" --prompt 'The cat' --ids | cut -d' ' -f3)
+cp -r "$dir/bpe-hf" "$dir/ends"
+rm "$dir/ends/SHA256SUMS"
+echo "{\"eos_token_id\": [701, $third, 2]}" >"$dir/ends/generation_config.json"
+right '"end":"eos"' generate --model "$dir/ends" --greedy --prompt 'The cat' --tokens 30 --json
+grep -q "\"tokens\":\[[0-9,]*\b$third\b" "$out" && complain 'the output goes on behind a token that ends it'
 works train --resume "$dir/moved" --steps 7 --out "$dir/on"
 same "$dir/gone/tokenizer.json" "$dir/on/tokenizer.json"
 works train --init "$dir/bpe-hf" $data --seq 32 --batch 2 --steps 1 --eval-every 0 --out "$dir/bpe-tuned"
 same "$dir/gone/chat_template.jinja" "$dir/bpe-tuned/chat_template.jinja"
+works train --init "$dir/bpe-hf" $data --tokenizer bytes --seq 32 --batch 2 --steps 1 --eval-every 0
+says "tokenizer bytes instead of the model's $dir/bpe-hf/tokenizer.json"
 works export --model "$dir/on" --format gguf --out "$dir/on.gguf"
 printf ' ' >>"$dir/moved/tokenizer.json"
 for command in 'generate --tokens 2' eval "export --format hf --out $dir/x"; do
@@ -122,6 +138,8 @@ wrong 'no-such-folder' train --init "$dir/no-such-folder" --steps 1
 wrong 'holds neither state.json' generate --model "$dir"
 wrong 'exists and is no export' export --model "$dir/run" --format hf --out "$dir/gone"
 wrong 'exists and is no GGUF file' export --model "$dir/run" --format gguf --out "$dir/log"
+wrong 'the tokenizer has 709 tokens, the model 258' export --model "$dir/run" --format hf --out "$dir/x" \
+    --tokenizer "$golden/tokenizer_qwen.json"
 wrong 'contradict' train --init "$dir/hf" --resume "$dir/run" --steps 1
 wrong '--hidden 32 contradicts the model' train --init "$dir/hf" --hidden 32 --steps 1
 wrong '--data is missing' eval --model "$dir/hf"

@@ -195,7 +195,7 @@ static void test_replaces(void **data)
     char *log = file_read(path, &size); /* other files of the folder stay */
     assert_string_equal(log, "kept");
     free(log);
-    snprintf(path, sizeof path, "%.480s.tmp", f->path);
+    snprintf(path, sizeof path, "%.480s.fattn-new", f->path);
     assert_int_equal(access(path, F_OK), -1);
 }
 
@@ -204,7 +204,7 @@ static void test_leftovers(void **data)
 {
     fixture *f = *data;
     char temporary[FOLDER_PATH], path[FOLDER_PATH];
-    snprintf(temporary, sizeof temporary, "%.480s.tmp", f->path);
+    snprintf(temporary, sizeof temporary, "%.480s.fattn-new", f->path);
     assert_int_equal(mkdir(temporary, 0777), 0);
     file_write(folder_file(path, temporary, "model.safetensors"), "half", 4);
     check_loads(f, 17);
@@ -213,7 +213,7 @@ static void test_leftovers(void **data)
     assert_int_equal(access(temporary, F_OK), -1);
 
     /* Where names cannot be exchanged: died between the two renamings. */
-    snprintf(path, sizeof path, "%.480s.old", f->path);
+    snprintf(path, sizeof path, "%.480s.fattn-old", f->path);
     assert_int_equal(rename(f->path, path), 0);
     check_loads(f, 18);
 }

@@ -191,6 +191,38 @@ static void test_published(void **state)
     refused(export_hf(&f->job, "/nowhere/hf"), "/nowhere/hf");
 }
 
+/* Copies of earlier results, called as somebody would call them, are not what the program put beside its folders. */
+static void test_neighbours(void **state)
+{
+    fixture *f = *state;
+    static const char *const suffixes[] = {"old", "tmp"};
+    char path[FOLDER_PATH], file[FOLDER_PATH];
+    model_folder opened;
+    for (int i = 0; i < 2; ++i) {
+        char name[20];
+        snprintf(name, sizeof name, "hf.%s", suffixes[i]);
+        require(export_hf(&f->job, folder_file(path, f->folder, name)));
+        snprintf(name, sizeof name, "m.gguf.%s", suffixes[i]);
+        file_write(folder_file(path, f->folder, name), "mine", 4);
+    }
+    assert_false(model_folder_open(f->hf, &opened));
+    model_folder_close(&opened);
+    for (int times = 0; times < 2; ++times) {
+        require(export_hf(&f->job, f->hf));
+        require(export_gguf(&f->job, f->gguf));
+    }
+    for (int i = 0; i < 2; ++i) {
+        char name[40];
+        snprintf(name, sizeof name, "hf.%s/model.safetensors", suffixes[i]);
+        assert_int_equal(access(folder_file(file, f->folder, name), F_OK), 0);
+        snprintf(name, sizeof name, "m.gguf.%s", suffixes[i]);
+        assert_int_equal(access(folder_file(file, f->folder, name), F_OK), 0);
+    }
+    folder_file(path, f->folder, "pipe");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    refused(export_gguf(&f->job, path), "exists and is no GGUF file");
+}
+
 /* ----------------------------------------------------------------------------------------------------------------- GGUF */
 
 typedef struct gguf {
@@ -349,6 +381,40 @@ static void test_gguf(void **state)
     }
 }
 
+/* Of a file of its own, else of tokenizer_config.json. */
+static void test_chat_template(void **state)
+{
+    fixture *f = *state;
+    static const struct {
+        const char *name, *text, *line;
+    } files[] = {{"tokenizer_config.json", "{\"chat_template\": \"{{ old }}\"}", "tokenizer.chat_template={{ old }}\n"},
+                 {"chat_template.jinja", "{{ own }}", "tokenizer.chat_template={{ own }}\n"}};
+    char path[FOLDER_PATH], words[FOLDER_PATH];
+    size_t size;
+    char *json = file_read(GOLDEN_DIR "/tokenizer_qwen.json", &size);
+    file_write(folder_file(words, f->folder, "tokenizer.json"), json, size);
+    free(json);
+    model_config config = shape;
+    config.vocab = f->job.config.model.vocab = 709;
+    model_free(f->m);
+    f->job.m = f->m = random_model(&config, 3);
+    for (int i = 0; i < 2; ++i) {
+        gguf g = {0};
+        text_buffer lines = {0};
+        uint64_t count;
+        file_write(folder_file(path, f->folder, files[i].name), files[i].text, strlen(files[i].text));
+        tokenizer *t = tokenizer_open(words);
+        require(t);
+        f->job.words = t;
+        require(export_gguf(&f->job, f->gguf));
+        open_gguf(f->gguf, &g, &lines, &count);
+        has_line(&lines, files[i].line);
+        free(g.bytes);
+        text_free(&lines);
+        tokenizer_close(t);
+    }
+}
+
 static void test_gguf_refused(void **state)
 {
     fixture *f = *state;
@@ -360,6 +426,8 @@ static void test_gguf_refused(void **state)
     tokenizer *words = tokenizer_open(GOLDEN_DIR "/tokenizer_qwen.json");
     f->job.words = words;
     refused(export_gguf(&f->job, f->gguf), "the tokenizer has 709 tokens, the model 300");
+    refused(export_hf(&f->job, f->hf), "the tokenizer has 709 tokens, the model 300");
+    assert_int_not_equal(access(f->hf, F_OK), 0);
     tokenizer_close(words);
     /* GPT-2's with a space before the text, which llama.cpp does not put there. */
     words = tokenizer_open(GOLDEN_DIR "/tokenizer_gpt2.json");
@@ -467,7 +535,9 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_round_trip, set_up, tear_down),
                                        cmocka_unit_test(test_narrow),
                                        cmocka_unit_test_setup_teardown(test_published, set_up, tear_down),
+                                       cmocka_unit_test_setup_teardown(test_neighbours, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_gguf, set_up, tear_down),
+                                       cmocka_unit_test_setup_teardown(test_chat_template, set_up, tear_down),
                                        cmocka_unit_test_setup_teardown(test_gguf_refused, set_up, tear_down),
                                        cmocka_unit_test(test_tokenizer_written),
                                        cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down)};

@@ -173,7 +173,12 @@ static void test_other_models(void **state)
         {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 0", "'tie_word_embeddings' is neither true nor false"},
         {"\"full_attention\"", "\"linear_attention\"", "linear_attention"},
         {"\"full_attention\",", "", "'layer_types' has 1 layers, num_hidden_layers is 2"},
-        {"{", "[", "not a JSON object"},
+        {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"factor\": 4", "'rope_parameters' has 'factor'"},
+        {"\"rope_type\": \"default\"", "\"type\": \"yarn\"", "'type' is \"yarn\""},
+        {"\"rope_theta\": 10000", "\"full_attention\": {\"rope_theta\": 5}", "'rope_parameters' has 'full_attention'"},
+        {"\"use_cache\"", "\"partial_rotary_factor\": 0.5, \"use_cache\"", "'partial_rotary_factor' is 0.5"},
+        {"\"vocab_size\": 13\n}", "\"vocab_size\": 13\n} x", "not one JSON object"},
+        {"{", "[", "not one JSON object"},
     };
     size_t size;
     char *original = file_read(f->config, &size);
@@ -189,6 +194,10 @@ static void test_other_models(void **state)
     free(original);
     original = file_read(f->config, &size);
     replace(f, original, "\"full_attention\"", "\"sliding_attention\"");
+    check_refused(f, "'sliding_window' is 0, but must be 1");
+    free(original);
+    original = file_read(f->config, &size);
+    replace(f, original, "\"sliding_window\": null", "\"sliding_window\": 5");
     check_refused(f, "1 of 2 layers have a sliding window");
     free(original);
 }
@@ -211,6 +220,18 @@ static void test_older_config(void **state)
     assert_int_equal(c.window, 0);
     assert_int_equal(c.bos, 3);
     assert_int_equal(c.eos, 7);
+    static const struct {
+        const char *says;
+        int64_t window;
+    } cases[] = {{"null", 0}, {"6", 6}, {"0", -1}}; /* -1: refused */
+    for (int i = 0; i < 3; ++i) {
+        text_buffer json = {0};
+        text_format(&json, "%.*s, \"sliding_window\": %s, \"use_sliding_window\": true, \"max_window_layers\": 0}",
+                    (int)(strstr(old, ", \"sliding_window\"") - old), old, cases[i].says);
+        assert_int_equal(hf_config_parse(json.bytes, json.length, "older", &c), cases[i].window >= 0);
+        assert_true(cases[i].window < 0 || c.window == cases[i].window);
+        text_free(&json);
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------------------- weights */
@@ -330,6 +351,8 @@ static void test_shards(void **state)
     folder_file(path, f->hf, "model.safetensors.index.json");
     file_write(path, "{}", 2);
     check_refused(f, "no object 'weight_map'");
+    file_write(path, "{\"weight_map\": {}} {", 20);
+    check_refused(f, "not one JSON object");
     file_write(path, "{\"weight_map\": {\"a\": 1}}", 24);
     check_refused(f, "'a' is in no file");
     file_write(path, "{\"weight_map\": {}}", 18);

@@ -220,7 +220,7 @@ static void test_refused(void **state)
     static const struct {
         const char *style, *from, *to, *message;
     } cases[] = {
-        {"gpt2", "{\"version\"", "[\"version\"", "not a JSON object"},
+        {"gpt2", "{\"version\"", "[\"version\"", "not one JSON object"},
         {"gpt2", "\"BPE\"", "\"WordPiece\"", "model 'WordPiece'"},
         {"gpt2", "\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback"},
         {"gpt2", "\"dropout\":null", "\"dropout\":0.1", "dropout"},
@@ -235,7 +235,7 @@ static void test_refused(void **state)
         {"gpt2", "\"lstrip\":false", "\"lstrip\":1", "'lstrip' is neither true nor false"},
         {"gpt2", "\"ignore_merges\":false", "\"ignore_merges\":\"x\"", "'ignore_merges'"},
         {"gpt2", "\"use_regex\":true", "\"use_regex\":[]", "'use_regex'"},
-        {"gpt2", "]}}\n", "]}} {}", "not a JSON object (near byte"},
+        {"gpt2", "]}}\n", "]}} {}", "not one JSON object (near byte"},
         {"gpt2", "\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "added token"},
         {"qwen", "{\"type\":\"NFC\"}", "{\"type\":\"NFKC\"}", "normalizer 'NFKC'"},
         {"qwen", "\\\\p{N}| ?", "\\\\p{N}{1,2}| ?", "expression"},
