@@ -15,9 +15,10 @@
  *     this result (in units of its row, before rounding to the result's type), factor 2 forward and 3 backward, floor 2 forward
  *     and 3 backward (the naive computation of a small problem may be exact by luck), a quarter of seq_k more where all keys
  *     are equal, and tiny for subnormal numbers, which kernels flush to zero; the half ulp only where the result's type is
- * coarser than eps (rounding to it is one of the unit's errors where it is not); for a kernel that rounds probabilities and
- * their gradients (or in f32 any number) to a type before it multiplies, A is floor * that type's half ulp of 1 * unit larger,
- *     or for lse and dsinks floor * (4 + dim / 64) * eps * unit: what tensor cores and the GPU's powers of 2 lose;
+ *     coarser than eps (rounding to it is one of the unit's errors where it is not); for a kernel that rounds probabilities
+ *     and their gradients (or in f32 any number) to a type before it multiplies, A is floor * that type's half ulp of 1 *
+ *     unit larger, or for lse and dsinks floor * (4 + dim / 64) * eps * unit: what tensor cores and the GPU's powers of 2
+ *     lose;
  *   - a second run, runs with other numbers of threads, a run without lse, and for a causal mask a run with window (-1, 0),
  *     give the same bits; and so does a run with one of several sequences alone (but for dbias and dsinks, which sum over
  *     sequences). The other runs of a kernel that adds in no fixed order are judged as the first is.

@@ -411,7 +411,7 @@ static void checkpoints(void **state)
 
 /* ------------------------------------------------------------------------------------------------------ tried products */
 
-/* Large enough for every order of additions to show in a product's result, if it is larger than this, in GFLOP. */
+/* With some products of more than wide_from, in GFLOP, whose results are so many that another order of additions shows. */
 static const model_config wide = {.vocab = 258,
                                   .hidden = 256,
                                   .layers = 2,
@@ -464,7 +464,7 @@ static void tried_products(void **state)
     (void)state;
     need_gpu();
     enum { RUNS = 3 };
-    static const struct {
+    const struct {
         double from;
         bool slowest[2]; /* before and after it stops */
     } each[RUNS] = {{INFINITY, {false, false}}, {wide_from, {true, false}}, {wide_from, {false, true}}};

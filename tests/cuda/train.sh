@@ -56,11 +56,11 @@ run train --resume "$dir/half" --steps 20
 cmp -s "$dir/whole/model.safetensors" "$dir/half/model.safetensors" || complain 'resumed on the GPU: not the same bits'
 # Likewise where products are large enough for algorithms to be tried (4 GFLOP, train/cuda/product.h), by each process anew.
 large='train --flash --schedule constant --device cuda --hidden 1024 --heads 8 --heads-kv 4 --head-dim 128 --ffn 2048 --layers 1
-  --batch 4 --seq 512 --eval-every 0 --sample-every 0 --lr 3e-4 --world-lines 2000'
+  --batch 4 --seq 512 --eval-every 0 --sample-every 0 --lr 3e-4 --world-lines 2000 --peak 900'
 for dtype in f32 bf16; do
   run $large --dtype $dtype --steps 6 --out "$dir/whole_$dtype"
   run $large --dtype $dtype --steps 3 --out "$dir/half_$dtype"
-  run train --resume "$dir/half_$dtype" --steps 6
+  run train --resume "$dir/half_$dtype" --steps 6 --peak 900
   cmp -s "$dir/whole_$dtype/model.safetensors" "$dir/half_$dtype/model.safetensors" || complain "resumed with tried products, $dtype: not the same bits"
 done
 run train --resume "$dir/half" --steps 22 --device cpu

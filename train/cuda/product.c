@@ -10,7 +10,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "train/cuda/kernels.h"
 #include "train/error.h"
