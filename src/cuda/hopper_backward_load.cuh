@@ -10,7 +10,7 @@
 template <int dim_, bool ordered_> struct sizes {
     static constexpr int dim = dim_, rows = HOPPER_BACKWARD_ROWS(dim), panels = dim / PANEL, pieces = rows * dim / 4096;
     static constexpr bool ordered = ordered_;
-    static constexpr bool ahead = dim == 64 && ordered; /* key warpgroups know what to do from the item before; as measured */
+    static constexpr bool ahead = dim == 64 && ordered; /* see hear(); as measured */
     static constexpr int k_bytes = KEYS * dim * 2, q_bytes = rows * dim * 2, slot_bytes = rows * KEYS * 2;
     static constexpr int numbers_bytes = rows * HOPPER_ROW_NUMBERS * 4, sums_bytes = rows * dim * 4;
     static constexpr int k_at = 0, v_at = 2 * k_bytes, q_at = v_at + k_bytes, dout_at = q_at + 2 * q_bytes;
