@@ -115,9 +115,6 @@ static void set_lines(const fattn_problem *problem, const fattn_launch *at, hopp
 {
     const fattn_desc *d = &problem->desc;
     const bool narrow = d->grad_dtype != FATTN_F32;
-    call->q_lines = cuda_in_lines(&at->q, 2, d->dim);
-    call->k_lines = cuda_in_lines(&at->k, 2, d->dim);
-    call->v_lines = cuda_in_lines(&at->v, 2, d->dim_v);
     call->out_lines = cuda_in_lines(&at->out, 2, d->dim_v);
     call->dout_lines = cuda_in_lines(&at->dout, 2, d->dim_v);
     call->dq_lines = narrow && cuda_in_lines(&at->dq, 2, d->dim);

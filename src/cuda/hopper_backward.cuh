@@ -5,11 +5,9 @@
 #define FATTN_CUDA_HOPPER_BACKWARD_CUH
 
 #include "cuda/hopper_backward.h"
-#include "cuda/ptx_sm90.cuh"
+#include "cuda/hopper_tiles.cuh"
 #include "cuda/tensor_gradient.cuh"
 
-constexpr unsigned ALL = 0xffffffffu;
-constexpr int PANEL = 64; /* columns of 128 bytes, the unit of swizzling */
 constexpr int KEYS = HOPPER_BACKWARD_KEYS, HALF = KEYS / 2;
 
 /* The numbers of a block's rows, [HOPPER_ROW_NUMBERS][rows], by which array: what S and dP start from, -lse / scale and -D, and
