@@ -28,6 +28,7 @@ struct mirror {
 };
 
 #define POOL_LEAST ((size_t)64 << 20)
+#define POOL_KEPT  ((size_t)1 << 30)
 
 static bool fail(const mirror *m, char *reason, size_t size)
 {
@@ -131,7 +132,16 @@ bool mirror_has_room(const mirror *m, const test_case *c)
     return wanted <= m->memory / 2; /* other programs take some too */
 }
 
-bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, char *reason, size_t size)
+void mirror_shrink(mirror *m)
+{
+    if (m->pool_bytes <= POOL_KEPT)
+        return;
+    gpu_release(m->gpu, m->pool);
+    m->pool = NULL;
+    m->pool_bytes = 0;
+}
+
+bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, bool *no_memory, char *reason, size_t size)
 {
     gpu_forget_error(m->gpu);
     m->places = 0;
@@ -140,7 +150,10 @@ bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, c
     for (int i = 0; i < c->outputs_count; i++)
         m->place[m->places++] = place_of(&c->outputs[i]);
     m->place[m->places++] = (place){workspace, bytes, NULL};
-    return (place_all(m) && copy_all(m, c, true)) || fail(m, reason, size);
+    if (place_all(m) && copy_all(m, c, true))
+        return true;
+    *no_memory = gpu_error_is_memory(m->gpu);
+    return fail(m, reason, size);
 }
 
 bool mirror_pull(mirror *m, const test_case *c, char *reason, size_t size)
