@@ -183,12 +183,15 @@ static void move_view(const mirror *m, const fattn_view **view, fattn_view *room
     *view = room;
 }
 
+/* Addresses of the pointers that both operations' arguments have. */
+#define COMMON_POINTERS(args)                                                                                                  \
+    &(args)->q.data, &(args)->k.data, &(args)->v.data, &(args)->out.data, &(args)->lse, &(args)->workspace,                    \
+        &(args)->cu_seqlens_q, &(args)->cu_seqlens_k, &(args)->used_q, &(args)->used_k, &(args)->mask_lo, &(args)->mask_hi,    \
+        &(args)->slopes, &(args)->sinks, &(args)->document_q, &(args)->document_k
+
 void mirror_move_forward(const mirror *m, fattn_forward_args *args, fattn_view *bias)
 {
-    void *const pointers[] = {&args->q.data,     &args->k.data,       &args->v.data,       &args->out.data, &args->lse,
-                              &args->workspace,  &args->cu_seqlens_q, &args->cu_seqlens_k, &args->used_q,   &args->used_k,
-                              &args->mask_lo,    &args->mask_hi,      &args->slopes,       &args->sinks,    &args->document_q,
-                              &args->document_k, &args->page_table,   &args->k_scales,     &args->v_scales};
+    void *const pointers[] = {COMMON_POINTERS(args), &args->page_table, &args->k_scales, &args->v_scales};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         move(m, pointers[i]);
     move_view(m, &args->bias, bias);
@@ -197,11 +200,8 @@ void mirror_move_forward(const mirror *m, fattn_forward_args *args, fattn_view *
 
 void mirror_move_backward(const mirror *m, fattn_backward_args *args, fattn_view *bias, fattn_view *dbias)
 {
-    void *const pointers[] = {&args->q.data,     &args->k.data,       &args->v.data,       &args->out.data, &args->lse,
-                              &args->workspace,  &args->cu_seqlens_q, &args->cu_seqlens_k, &args->used_q,   &args->used_k,
-                              &args->mask_lo,    &args->mask_hi,      &args->slopes,       &args->sinks,    &args->document_q,
-                              &args->document_k, &args->dout.data,    &args->dlse,         &args->dq.data,  &args->dk.data,
-                              &args->dv.data,    &args->dsinks};
+    void *const pointers[] = {COMMON_POINTERS(args), &args->dout.data, &args->dlse,  &args->dq.data,
+                              &args->dk.data,        &args->dv.data,   &args->dsinks};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         move(m, pointers[i]);
     move_view(m, &args->bias, bias);

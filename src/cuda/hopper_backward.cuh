@@ -44,6 +44,16 @@ __device__ inline long long sequence_of_block(const fattn_launch &at, const hopp
     return lo;
 }
 
+/* Its sequence, and its first row there, which may lie behind the last. */
+template <int rows>
+__device__ __forceinline__ fattn_sequence block_rows(const fattn_problem &problem, const fattn_launch &at,
+                                                     const hopper_backward_call &call, int block, long long *first)
+{
+    const long long b = sequence_of_block<rows>(at, call, problem.desc.batch, block);
+    *first = (long long)(block - first_block<rows>(at, call, b)) * rows;
+    return fattn_sequence_of(&problem, &at, b);
+}
+
 /* A tile of keys: number `number` of a key/value head of a sequence. */
 struct key_tile {
     int b, head, number;
