@@ -196,10 +196,13 @@ static const char *refuse(const fattn_problem *problem)
 static const char *unworthy_unordered(const fattn_problem *problem)
 {
     enum { AT_ONCE = 132 };
+    static const int64_t rounds[2][2] = {{4, 4}, {8, 32}}; /* by dim, and mask: full or causal */
     const fattn_desc *d = &problem->desc;
-    const int64_t tiles = tiles_of(d), most = AT_ONCE * (padded_dim(d) == 64 ? 4 : 8);
-    const bool queue = d->mask == FATTN_MASK_FULL || (d->mask == FATTN_MASK_CAUSAL && tiles > AT_ONCE);
-    return queue && tiles <= most ? NULL : "is no faster than adding in order for this mask and so many keys and heads";
+    const bool causal = d->mask == FATTN_MASK_CAUSAL, queue = d->mask == FATTN_MASK_FULL || causal;
+    const int64_t tiles = tiles_of(d), most = AT_ONCE * rounds[padded_dim(d) > 64][causal];
+    return queue && tiles <= most && tiles > AT_ONCE * causal
+               ? NULL
+               : "is no faster than adding in order for this mask and these numbers of keys and heads";
 }
 
 #define ROW(which, any_order)                                                                                                  \
