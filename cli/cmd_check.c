@@ -42,7 +42,7 @@ static bool parse(check_options *o, int argc, char **argv, int *status)
             "err twice (backward: three times) as much as plain loops in its own precision, and round once to its result's\n"
             "type; it must write every output and nothing else, and must give the same bits in every run, with every number\n"
             "of threads and for a sequence alone. The lists cover every feature and products of features; refused problems\n"
-            "count as skipped.\n\n"
+            "count as skipped, and by name those that there is no memory for, after up to two minutes of waiting.\n\n"
             "PATTERN is a problem's name, as failures print it; or a part of names; or a pattern with * and ?.",
         .table = table,
         .positionals_max = 1};
@@ -95,6 +95,7 @@ static void print_json(const suite *s)
     json_int(&json, "passed", s->passed);
     json_int(&json, "failed", s->failed);
     json_int(&json, "skipped", s->skipped);
+    json_int(&json, "no_memory", s->unplaced);
     json_double(&json, "seconds", s->seconds);
     json_end(&json);
 }

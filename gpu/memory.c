@@ -16,6 +16,7 @@ struct gpu_device {
     CUstream stream;
     CUevent mark[GPU_MARKS]; /* made when first noted */
     char error[300];
+    bool error_is_memory;
 };
 
 static void explain(CUresult result, const char *what, char *reason, size_t size)
@@ -26,8 +27,10 @@ static void explain(CUresult result, const char *what, char *reason, size_t size
 
 static bool done(gpu_device *g, CUresult result, const char *what)
 {
-    if (result != CUDA_SUCCESS && !g->error[0])
+    if (result != CUDA_SUCCESS && !g->error[0]) {
         explain(result, what, g->error, sizeof g->error);
+        g->error_is_memory = result == CUDA_ERROR_OUT_OF_MEMORY;
+    }
     return result == CUDA_SUCCESS;
 }
 
@@ -143,9 +146,15 @@ const char *gpu_error(const gpu_device *g)
     return g->error;
 }
 
+bool gpu_error_is_memory(const gpu_device *g)
+{
+    return g->error_is_memory;
+}
+
 void gpu_forget_error(gpu_device *g)
 {
     g->error[0] = '\0';
+    g->error_is_memory = false;
 }
 
 /* -------------------------------------------------------------------------------------------------------------- memory */

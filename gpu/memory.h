@@ -38,6 +38,7 @@ void *gpu_stream(const gpu_device *g);
 
 /* "copying to the GPU: CUDA_ERROR_...: ...", of the first call that failed since gpu_forget_error; empty if none did. */
 const char *gpu_error(const gpu_device *g);
+bool gpu_error_is_memory(const gpu_device *g); /* it failed for want of memory alone: later calls may work */
 void gpu_forget_error(gpu_device *g);
 
 /* Memory of the GPU, aligned to 256 bytes at least. Releasing NULL does nothing. */

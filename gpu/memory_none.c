@@ -43,6 +43,12 @@ const char *gpu_error(const gpu_device *g)
     return "";
 }
 
+bool gpu_error_is_memory(const gpu_device *g)
+{
+    (void)g;
+    return false;
+}
+
 void gpu_forget_error(gpu_device *g)
 {
     (void)g;

@@ -155,7 +155,7 @@ bool case_make(test_case *c, const problem *p, char *reason, size_t size)
         ok = find_truth(c) && save_inputs(c) && add_single(c);
     }
     if (!ok) {
-        snprintf(reason, size, "not enough memory for this problem");
+        snprintf(reason, size, "no memory for this problem");
         case_free(c);
     }
     return ok;

@@ -28,6 +28,7 @@ struct mirror {
 };
 
 #define POOL_LEAST ((size_t)64 << 20)
+#define POOL_KEPT  ((size_t)1 << 30)
 
 static bool fail(const mirror *m, char *reason, size_t size)
 {
@@ -131,7 +132,16 @@ bool mirror_has_room(const mirror *m, const test_case *c)
     return wanted <= m->memory / 2; /* other programs take some too */
 }
 
-bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, char *reason, size_t size)
+void mirror_shrink(mirror *m)
+{
+    if (m->pool_bytes <= POOL_KEPT)
+        return;
+    gpu_release(m->gpu, m->pool);
+    m->pool = NULL;
+    m->pool_bytes = 0;
+}
+
+bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, bool *no_memory, char *reason, size_t size)
 {
     gpu_forget_error(m->gpu);
     m->places = 0;
@@ -140,7 +150,10 @@ bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, c
     for (int i = 0; i < c->outputs_count; i++)
         m->place[m->places++] = place_of(&c->outputs[i]);
     m->place[m->places++] = (place){workspace, bytes, NULL};
-    return (place_all(m) && copy_all(m, c, true)) || fail(m, reason, size);
+    if (place_all(m) && copy_all(m, c, true))
+        return true;
+    *no_memory = gpu_error_is_memory(m->gpu);
+    return fail(m, reason, size);
 }
 
 bool mirror_pull(mirror *m, const test_case *c, char *reason, size_t size)
@@ -170,12 +183,15 @@ static void move_view(const mirror *m, const fattn_view **view, fattn_view *room
     *view = room;
 }
 
+/* Addresses of the pointers that both operations' arguments have. */
+#define COMMON_POINTERS(args)                                                                                                  \
+    &(args)->q.data, &(args)->k.data, &(args)->v.data, &(args)->out.data, &(args)->lse, &(args)->workspace,                    \
+        &(args)->cu_seqlens_q, &(args)->cu_seqlens_k, &(args)->used_q, &(args)->used_k, &(args)->mask_lo, &(args)->mask_hi,    \
+        &(args)->slopes, &(args)->sinks, &(args)->document_q, &(args)->document_k
+
 void mirror_move_forward(const mirror *m, fattn_forward_args *args, fattn_view *bias)
 {
-    void *const pointers[] = {&args->q.data,     &args->k.data,       &args->v.data,       &args->out.data, &args->lse,
-                              &args->workspace,  &args->cu_seqlens_q, &args->cu_seqlens_k, &args->used_q,   &args->used_k,
-                              &args->mask_lo,    &args->mask_hi,      &args->slopes,       &args->sinks,    &args->document_q,
-                              &args->document_k, &args->page_table,   &args->k_scales,     &args->v_scales};
+    void *const pointers[] = {COMMON_POINTERS(args), &args->page_table, &args->k_scales, &args->v_scales};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         move(m, pointers[i]);
     move_view(m, &args->bias, bias);
@@ -184,11 +200,8 @@ void mirror_move_forward(const mirror *m, fattn_forward_args *args, fattn_view *
 
 void mirror_move_backward(const mirror *m, fattn_backward_args *args, fattn_view *bias, fattn_view *dbias)
 {
-    void *const pointers[] = {&args->q.data,     &args->k.data,       &args->v.data,       &args->out.data, &args->lse,
-                              &args->workspace,  &args->cu_seqlens_q, &args->cu_seqlens_k, &args->used_q,   &args->used_k,
-                              &args->mask_lo,    &args->mask_hi,      &args->slopes,       &args->sinks,    &args->document_q,
-                              &args->document_k, &args->dout.data,    &args->dlse,         &args->dq.data,  &args->dk.data,
-                              &args->dv.data,    &args->dsinks};
+    void *const pointers[] = {COMMON_POINTERS(args), &args->dout.data, &args->dlse,  &args->dq.data,
+                              &args->dk.data,        &args->dv.data,   &args->dsinks};
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++)
         move(m, pointers[i]);
     move_view(m, &args->bias, bias);

@@ -15,8 +15,12 @@ void mirror_close(mirror *m);
 /* Whether the GPU has memory for a case's arenas. */
 bool mirror_has_room(const mirror *m, const test_case *c);
 
-/* Copies a case's arenas and `bytes` at `workspace` to the GPU. False, with the reason, if it has not enough memory. */
-bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, char *reason, size_t size);
+/* Copies a case's arenas and `bytes` at `workspace` to the GPU. False, with the reason, after an error; *no_memory: it was that
+ * the GPU has not enough memory now, as other programs have it. */
+bool mirror_push(mirror *m, const test_case *c, void *workspace, size_t bytes, bool *no_memory, char *reason, size_t size);
+
+/* Gives back memory that only the largest cases need. */
+void mirror_shrink(mirror *m);
 
 /* Makes every pointer to what was pushed, and struct pointers' data, point to the GPU. bias, dbias: room for the views. */
 void mirror_move_forward(const mirror *m, fattn_forward_args *args, fattn_view *bias);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "call.h"
@@ -47,7 +48,8 @@ static void set_running(const test_case *c, const char *kernel)
 
 harness harness_make(void)
 {
-    return (harness){.forward = fattn_forward, .backward = fattn_backward, .threads = {1, 2, 7}, .threads_count = 3};
+    return (harness){
+        .forward = fattn_forward, .backward = fattn_backward, .threads = {1, 2, 7}, .threads_count = 3, .patience = 120};
 }
 
 /* Forgets the context that was made first. */
@@ -81,7 +83,8 @@ static bool same_text(const char *a, const char *b)
     return a && b ? !strcmp(a, b) : a == b;
 }
 
-fattn_context *harness_context(harness *h, const char *kernel, int threads)
+/* harness_context, and why not. */
+static fattn_context *make_context(harness *h, const char *kernel, int threads, fattn_status *status)
 {
     for (int i = 0; i < h->cached; i++)
         if (h->cache[i].threads == threads && same_text(h->cache[i].kernel, kernel))
@@ -93,12 +96,19 @@ fattn_context *harness_context(harness *h, const char *kernel, int threads)
                                            .kernel = kernel,
                                            .device = h->gpu ? FATTN_DEVICE_CUDA : FATTN_DEVICE_CPU};
     fattn_context *context;
-    if (fattn_context_create(&options, &context) != FATTN_OK)
+    *status = fattn_context_create(&options, &context);
+    if (*status != FATTN_OK)
         return NULL;
     h->cache[h->cached].kernel = kernel ? strdup(kernel) : NULL;
     h->cache[h->cached].threads = threads;
     h->cache[h->cached++].context = context;
     return context;
+}
+
+fattn_context *harness_context(harness *h, const char *kernel, int threads)
+{
+    fattn_status status;
+    return make_context(h, kernel, threads, &status);
 }
 
 /* Whether a kernel's name ends in no type, or in this one. */
@@ -158,6 +168,13 @@ bool verdict_fail(verdict *v, const char *format, ...)
     va_end(list);
     v->passed = false;
     return false;
+}
+
+/* The same for want of memory. */
+static bool lack_memory(verdict *v, const char *what)
+{
+    v->no_memory = true;
+    return verdict_fail(v, "no memory: %s", what);
 }
 
 enum { WORKSPACE_BAND = 64, WORKSPACE_SKEW = 1 }; /* the skew: any alignment is allowed */
@@ -228,32 +245,41 @@ static bool call(harness *h, test_case *c, const fattn_context *context, fattn_f
     fattn_backward_args backward = case_backward_args(c, args);
     fattn_view bias, dbias;
     char reason[300];
+    bool no_memory = false;
     if (h->gpu) {
-        if (!mirror_push(h->gpu, c, block, bytes, reason, sizeof reason))
-            return verdict_fail(v, "%s", reason);
+        if (!mirror_push(h->gpu, c, block, bytes, &no_memory, reason, sizeof reason))
+            return no_memory ? lack_memory(v, reason) : verdict_fail(v, "%s", reason);
         mirror_move_forward(h->gpu, args, &bias);
         mirror_move_backward(h->gpu, &backward, &bias, &dbias);
     }
     const fattn_status status = forward ? h->forward(context, &c->desc, args) : h->backward(context, &c->desc, &backward);
     if (h->gpu && !mirror_pull(h->gpu, c, reason, sizeof reason))
         return verdict_fail(v, "%s", reason);
+    if (status == FATTN_ERROR_MEMORY && h->gpu) /* the driver's, as it launches: calls allocate nothing */
+        return lack_memory(v, fattn_last_error());
     return status == FATTN_OK ||
            verdict_fail(v, "%s with %d threads: %s", fattn_status_name(status), threads, fattn_last_error());
 }
 
-bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v)
+static bool try_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v)
 {
-    const fattn_context *context = harness_context(h, kernel, threads);
+    fattn_status status;
+    const fattn_context *context = make_context(h, kernel, threads, &status);
     fattn_forward_args args = case_forward_args(c);
     set_running(c, kernel);
+    if (!context && status == FATTN_ERROR_MEMORY)
+        return lack_memory(v, fattn_last_error());
     if (!context || fattn_workspace_size(context, &c->desc, c->p.op, &args.workspace_size) != FATTN_OK)
         return verdict_fail(v, "with %d threads: %s", threads, fattn_last_error());
     for (int i = 0; i < c->outputs_count; i++)
         arena_poison(&c->outputs[i]);
     const size_t bytes = args.workspace_size, all = bytes + 2 * WORKSPACE_BAND + WORKSPACE_SKEW;
     unsigned char *block = malloc(all);
-    if (!block)
-        return verdict_fail(v, "no memory for a workspace of %zu bytes", bytes);
+    if (!block) {
+        char what[60];
+        snprintf(what, sizeof what, "a workspace of %zu bytes", bytes);
+        return lack_memory(v, what);
+    }
     memset(block, 0xff, all);
     unsigned char *workspace = block + WORKSPACE_BAND + WORKSPACE_SKEW;
     args.workspace = bytes ? workspace : NULL;
@@ -264,4 +290,20 @@ bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool w
         bytes_are(block, 0xff, WORKSPACE_BAND + WORKSPACE_SKEW) && bytes_are(workspace + bytes, 0xff, WORKSPACE_BAND);
     free(block);
     return ok && (tidy || verdict_fail(v, "writes outside its workspace of %zu bytes with %d threads", bytes, threads));
+}
+
+bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v)
+{
+    const double pause = 0.25;
+    while (!try_call(h, c, kernel, threads, with_lse, ran, v)) {
+        if (!v->no_memory || h->patience <= 0)
+            return false;
+        v->no_memory = false;
+        v->passed = true;
+        if (h->gpu)
+            mirror_shrink(h->gpu); /* or two programs could wait for each other */
+        h->patience -= pause;
+        nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
+    }
+    return true;
 }

@@ -40,7 +40,8 @@ typedef struct harness {
     fattn_status (*backward)(const fattn_context *, const fattn_desc *, const fattn_backward_args *);
     int threads[HARNESS_THREADS_MAX]; /* numbers of threads to run with; the results of the first are judged */
     int threads_count;
-    mirror *gpu; /* runs are on GPU 0; NULL: on the CPU */
+    mirror *gpu;     /* runs are on GPU 0; NULL: on the CPU */
+    double patience; /* seconds that runs may still wait, in all, for memory that other programs have */
     struct {
         char *kernel; /* NULL: automatic */
         int threads;
@@ -114,6 +115,7 @@ bool case_single_same(const test_case *c, result_kind *kind);
 
 typedef struct verdict {
     bool passed;
+    bool no_memory;          /* it was not run, or not as often as it should be: there was no memory for it */
     double worst;            /* the largest error, as a part of what is allowed */
     double units;            /* the largest error in units */
     char text[VERDICT_TEXT]; /* what is wrong */
@@ -128,7 +130,7 @@ bool verdict_fail(verdict *v, const char *format, ...) __attribute__((format(pri
 fattn_forward_args case_forward_args(const test_case *c);
 fattn_backward_args case_backward_args(const test_case *c, const fattn_forward_args *forward);
 
-/* For judge.c: one call with fresh outputs and a workspace full of NaN. *ran gets the kernel's name. */
+/* For judge.c: one call with fresh outputs and a workspace full of NaN. *ran gets the kernel's name. Waits for memory. */
 bool case_call(harness *h, test_case *c, const char *kernel, int threads, bool with_lse, const char **ran, verdict *v);
 
 /* An automatic call: runs the kernel that the query promised, with the same bits as when it is forced. */

@@ -93,8 +93,24 @@ static suite_kernel *kernel_of(suite *s, const char *name)
 
 /* ------------------------------------------------------------------------------------------------------------- running */
 
+/* kernel: which was to run it; "": every one. */
+static void skip_for_memory(suite *s, const problem *p, const char *kernel, const char *reason)
+{
+    char name[PROBLEM_NAME_SIZE];
+    s->unplaced++;
+    s->skipped++;
+    if (!s->unplaced_lines)
+        return;
+    problem_print(p, name);
+    fprintf(s->unplaced_lines, "not reached: %s%s%s (%s)\n", name, *kernel ? "@" : "", kernel, reason);
+}
+
 static void count_verdict(suite *s, suite_kernel *k, const problem *p, const char *kernel, const verdict *v, FILE *file)
 {
+    if (v->no_memory) {
+        skip_for_memory(s, p, kernel, v->text);
+        return;
+    }
     if (k) {
         double *units = &k->units[p->op == FATTN_OP_BACKWARD];
         k->worst = v->worst > k->worst ? v->worst : k->worst;
@@ -165,20 +181,20 @@ static void run_kernels(suite *s, test_case *c, const kernel_entry *entries, int
 static void run_problem(suite *s, const problem *p, FILE *file)
 {
     test_case *c = malloc(sizeof *c);
-    char reason[100];
+    char reason[100] = "no memory for this problem";
     kernel_entry entries[KERNELS_MAX];
     const int count = harness_kernels(&s->harness, p, entries);
     if (!c || !case_make(c, p, reason, sizeof reason)) {
-        s->unplaced++;
-        s->skipped++;
+        skip_for_memory(s, p, "", reason);
         free(c);
         return;
     }
-    if (s->harness.gpu && !mirror_has_room(s->harness.gpu, c)) {
-        s->unplaced++;
-        s->skipped++;
-    } else
+    if (s->harness.gpu && !mirror_has_room(s->harness.gpu, c))
+        skip_for_memory(s, p, "", "no memory: needs more than half of what the GPU has");
+    else
         run_kernels(s, c, entries, count, file);
+    if (s->harness.gpu)
+        mirror_shrink(s->harness.gpu);
     case_free(c);
     free(c);
 }
@@ -230,8 +246,6 @@ static void print_kernels(const suite *s, FILE *file)
             fputs(k->refusal ? k->refusal : "no problem of its type", file);
         fputs(")\n", file);
     }
-    if (s->unplaced)
-        fprintf(file, "not reached: %d problems that need more memory than this machine gives\n", s->unplaced);
 }
 
 bool suite_run(suite *s, FILE *file)
@@ -245,6 +259,9 @@ bool suite_run(suite *s, FILE *file)
     if (!suite_problems(s, &list))
         return false;
     s->problems = list.count;
+    char *unplaced = NULL;
+    size_t unplaced_size = 0;
+    s->unplaced_lines = open_memstream(&unplaced, &unplaced_size);
     for (int i = 0; i < list.count; i++) {
         if (s->progress) {
             char name[PROBLEM_NAME_SIZE];
@@ -256,14 +273,20 @@ bool suite_run(suite *s, FILE *file)
         run_problem(s, &p, file);
     }
     problem_list_free(&list);
+    if (s->unplaced_lines)
+        fclose(s->unplaced_lines);
     s->seconds = seconds() - start;
     if (s->kernel_count == 0) {
         snprintf(s->complaint, sizeof s->complaint, "%s",
-                 s->unplaced ? "not enough memory for this problem" : "no kernel has the name asked for");
+                 s->unplaced ? "no memory for this problem" : "no kernel has the name asked for");
+        free(unplaced);
         return false;
     }
-    if (!s->quiet)
+    if (!s->quiet) {
         print_kernels(s, file);
+        fputs(unplaced ? unplaced : "", file);
+    }
+    free(unplaced);
     fprintf(file, "%d passed, %d failed, %d skipped\n", s->passed, s->failed, s->skipped);
     return true;
 }

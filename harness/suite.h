@@ -32,7 +32,8 @@ typedef struct suite {
     /* What came of it. */
     suite_kernel kernel[2 * KERNELS_MAX];
     int kernel_count;
-    int problems, passed, failed, skipped, unplaced; /* unplaced: problems that the memory does not hold */
+    int problems, passed, failed, skipped, unplaced; /* unplaced: skipped for want of memory */
+    FILE *unplaced_lines;                            /* one for each, while running */
     char complaint[200];                             /* why suite_run returned false */
     double seconds;
 } suite;

@@ -298,7 +298,7 @@ FATTN_API void fattn_context_destroy(fattn_context *context);
 /* Likewise of GPUs. */
 #define FATTN_CUDA_SM80   0x10000u /* compute capability 8.0 or later */
 #define FATTN_CUDA_SM90   0x20000u /* 9.0, with wgmma and TMA */
-#define FATTN_CUDA_SHARED 0x40000u /* 163 KiB of shared memory for a block: 8.0, 9.0, 10.0 */
+#define FATTN_CUDA_SHARED 0x40000u /* 163 KiB of shared memory for a block, for every dim: 8.0, 9.0, 10.0 */
 
 typedef struct fattn_context_info {
     uint32_t struct_size;  /* in: sizeof(fattn_context_info) */
@@ -328,7 +328,9 @@ typedef struct fattn_kernel_info {
     uint64_t workspace;   /* bytes it needs for this problem, if can_run */
     int32_t device;       /* fattn_device: where it runs */
     int32_t rounds;       /* fattn_dtype that it rounds probabilities and their gradients to before it multiplies with them, as
-                             tensor cores do; 0: it computes in float or wider throughout */
+                             tensor cores do, or to a type of as many bits; FATTN_F32: it multiplies all numbers, inputs too,
+                             in parts that hold 23 bits, fewer of such as are far below the largest of their rows or tile;
+                             0: it computes in float or wider throughout */
     int32_t unordered;    /* 1 if it adds in no fixed order, and so runs only with FATTN_UNORDERED */
     int32_t reserved;     /* 0 */
 } fattn_kernel_info;

@@ -40,11 +40,14 @@ static const char *lacks(const fattn_context *context, const fattn_kernel *kerne
     return missing & FATTN_CPU_F16C ? "needs F16C" : "needs a CPU feature that is unknown here";
 }
 
-static const char *cannot(const fattn_kernel *kernel, const fattn_problem *problem)
+static const char *cannot(const fattn_context *context, const fattn_kernel *kernel, const fattn_problem *problem)
 {
     if (kernel->unordered && !(problem->desc.flags & FATTN_UNORDERED))
         return "adds in no fixed order, which needs FATTN_UNORDERED";
-    return kernel->refuse ? kernel->refuse(problem) : NULL;
+    const char *reason = kernel->refuse ? kernel->refuse(problem) : NULL;
+    if (!reason && kernel->shared && kernel->shared(problem) > context->shared)
+        return "needs more shared memory for a block than this GPU has, for these dims";
+    return reason;
 }
 
 static const char *unworthy(const fattn_kernel *kernel, const fattn_problem *problem)
@@ -65,7 +68,7 @@ static const char *should_not(const fattn_context *context, const fattn_kernel *
         return reason;
     for (int32_t i = 0; i < context->candidate_count[kernel->op - 1]; i++) {
         const fattn_kernel *other = context->candidates[kernel->op - 1][i];
-        if (same_family(kernel, other) && !cannot(other, problem) && !unworthy(other, problem))
+        if (same_family(kernel, other) && !cannot(context, other, problem) && !unworthy(other, problem))
             return reason;
     }
     return NULL;
@@ -75,7 +78,7 @@ static const fattn_kernel *choose(const fattn_context *context, const fattn_prob
 {
     for (int32_t i = 0; i < context->candidate_count[op - 1]; i++) {
         const fattn_kernel *kernel = context->candidates[op - 1][i];
-        if (!cannot(kernel, problem) && !should_not(context, kernel, problem))
+        if (!cannot(context, kernel, problem) && !should_not(context, kernel, problem))
             return kernel;
     }
     return NULL;
@@ -90,7 +93,7 @@ static fattn_status fail_to_choose(const fattn_context *context, const fattn_pro
         if (context->kernel && !fattn_kernel_matches(context->kernel, all[i]->name))
             continue;
         const char *reason = lacks(context, all[i]);
-        reason = reason ? reason : cannot(all[i], problem);
+        reason = reason ? reason : cannot(context, all[i], problem);
         return fattn_fail(FATTN_ERROR_UNSUPPORTED, "no kernel of \"%s\" can run this %s: %s %s",
                           context->kernel ? context->kernel : "all", op_name(op), all[i]->name, reason ? reason : "refuses");
     }
@@ -191,7 +194,7 @@ static void describe(const fattn_context *context, const fattn_problem *problem,
                      fattn_kernel_info *info)
 {
     const char *reason = lacks(context, kernel);
-    reason = reason ? reason : cannot(kernel, problem);
+    reason = reason ? reason : cannot(context, kernel, problem);
     info->name = kernel->name;
     info->needs = kernel->needs;
     info->device = kernel->device;

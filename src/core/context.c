@@ -55,8 +55,7 @@ static fattn_status open_device(fattn_context *context)
         return FATTN_OK;
     }
 #ifdef FATTN_HAVE_CUDA
-    const fattn_status status = fattn_cuda_backend.open(context->device_index, context->kernel, &context->gpu,
-                                                        &context->features, &context->device_name);
+    const fattn_status status = fattn_cuda_backend.open(context);
     if (status == FATTN_OK)
         context->backend = &fattn_cuda_backend;
     return status;

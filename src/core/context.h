@@ -15,9 +15,8 @@ typedef struct fattn_looking fattn_looking;     /* look.h */
 /* A device that is not the CPU: how its part of a context is made and ended, and how calls run there, of kernels and others.
  * All get what core has read and checked, and launch their work on the call's stream. */
 typedef struct fattn_backend {
-    /* Opens GPU `index` for the forced kernels, NULL: none. *state is what kernels find in context->gpu; *features its
-     * FATTN_CUDA_... bits. */
-    fattn_status (*open)(int32_t index, const char *kernel, void **state, uint32_t *features, const char **name);
+    /* Opens GPU context->device_index for the forced kernels, and sets gpu, device_name, features and shared. */
+    fattn_status (*open)(fattn_context *context);
     void (*close)(void *state);
     fattn_status (*run)(const fattn_kernel *kernel, const fattn_problem *problem, fattn_launch *launch);
     fattn_status (*merge)(const fattn_context *context, const fattn_merging *m); /* either way */
@@ -36,6 +35,7 @@ struct fattn_context {
     const char *device_name;
     int32_t threads;
     uint32_t features;
+    size_t shared;                   /* bytes of shared memory that a block of the GPU may have */
     fattn_parallel_for parallel_for; /* NULL: the pool */
     void *user;
     fattn_pool *pool; /* NULL if threads is 1 or the caller has a parallel_for */

@@ -55,6 +55,8 @@ typedef struct fattn_kernel {
     uint32_t needs; /* FATTN_CPU_... and FATTN_CUDA_... bits */
     const char *(*refuse)(const fattn_problem *);   /* cannot: the reason, static; NULL: can. A NULL function: always can */
     const char *(*unworthy)(const fattn_problem *); /* should not unless forced: the reason; NULL (either way): should */
+    size_t (*shared)(const fattn_problem *);        /* bytes of a GPU's shared memory that a block needs at least; a NULL
+                                                       function: what every GPU of `needs` has. Asked where refuse is silent */
     size_t (*workspace)(const fattn_problem *);     /* bytes; a NULL function: none */
     fattn_status (*run)(const fattn_problem *, const fattn_launch *); /* on the CPU never fails: refuse has said what could */
 } fattn_kernel;

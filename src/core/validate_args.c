@@ -17,24 +17,37 @@ static fattn_status check_reserved(uint32_t reserved)
     return reserved == 0 ? FATTN_OK : fattn_fail(FATTN_ERROR_ARGUMENT, "args.reserved is %" PRIu32 ", not 0", reserved);
 }
 
-/* A pointer, and whether the descriptor asks for it. */
+/* A pointer that a call may have, and whether the descriptor asks for it. */
 typedef struct optional {
-    const void *value;
     const char *name;
+    const void *value;
     bool wanted;
-    int64_t elements;  /* of which 0 need no pointer */
     const char *asker; /* what in the descriptor asks */
+    int64_t elements;  /* of which 0 need no pointer */
+    size_t size;       /* of an element of an array; 0: it is read in another way */
 } optional;
 
-static fattn_status check_optional(const optional *list, size_t count)
+enum { OPTIONAL_MOST = 20 };
+
+typedef struct optional_list {
+    optional item[OPTIONAL_MOST];
+    int count;
+} optional_list;
+
+static void add(optional_list *list, const char *name, const void *value, bool wanted, const char *asker, int64_t elements,
+                size_t size)
 {
-    for (size_t i = 0; i < count; i++) {
-        if (list[i].wanted && !list[i].value && list[i].elements > 0)
-            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but %s asks for its %" PRId64 " elements", list[i].name,
-                              list[i].asker, list[i].elements);
-        if (!list[i].wanted && list[i].value)
-            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is given, but %s does not ask for it", list[i].name,
-                              list[i].asker);
+    list->item[list->count++] = (optional){name, value, wanted, asker, elements, size};
+}
+
+static fattn_status check_optional(const optional_list *list)
+{
+    for (const optional *x = list->item; x < list->item + list->count; x++) {
+        if (x->wanted && !x->value && x->elements > 0)
+            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is NULL, but %s asks for its %" PRId64 " elements", x->name,
+                              x->asker, x->elements);
+        if (!x->wanted && x->value)
+            return fattn_fail(FATTN_ERROR_ARGUMENT, "args.%s is given, but %s does not ask for it", x->name, x->asker);
     }
     return FATTN_OK;
 }
@@ -64,29 +77,46 @@ fattn_status fattn_stream_check(const fattn_problem *problem, const void *stream
     return FATTN_OK;
 }
 
-/* What forward and backward have in common. */
-static fattn_status check_common(const fattn_problem *problem, const fattn_launch *at, const fattn_view *bias,
-                                 const void *stream)
+/* What forward and backward have in common, besides q, k, v. */
+static void list_common(optional_list *list, const fattn_problem *problem, const fattn_launch *at, const fattn_view *bias)
 {
     const fattn_desc *d = &problem->desc;
     const bool intervals = d->mask == FATTN_MASK_INTERVALS, documents = d->mask == FATTN_MASK_DOCUMENT;
     const int64_t rows = all_rows(d, at), keys = all_keys(d, at);
-    const optional list[] = {{at->cu_q, "cu_seqlens_q", d->total_q > 0 || at->cu_q, d->batch + 1, "desc.total_q"},
-                             {at->cu_k, "cu_seqlens_k", d->total_k > 0 || at->cu_k, d->batch + 1, "desc.total_k"},
-                             {at->mask_lo, "mask_lo", intervals, rows, "desc.mask"},
-                             {at->mask_hi, "mask_hi", intervals, rows, "desc.mask"},
-                             {at->document_q, "document_q", documents, rows, "desc.mask"},
-                             {at->document_k, "document_k", documents, keys, "desc.mask"},
-                             {bias, "bias", (d->flags & FATTN_WITH_BIAS) != 0, pairs(d), "desc.flags"},
-                             {at->slopes, "slopes", (d->flags & FATTN_WITH_SLOPES) != 0, d->heads_q, "desc.flags"},
-                             {at->sinks, "sinks", (d->flags & FATTN_WITH_SINKS) != 0, d->heads_q, "desc.flags"}};
+    add(list, "cu_seqlens_q", at->cu_q, d->total_q > 0 || at->cu_q, "desc.total_q", d->batch + 1, 4);
+    add(list, "cu_seqlens_k", at->cu_k, d->total_k > 0 || at->cu_k, "desc.total_k", d->batch + 1, 4);
+    add(list, "used_q", at->used_q, at->used_q, "", d->batch, 4);
+    add(list, "used_k", at->used_k, at->used_k, "", d->batch, 4);
+    add(list, "mask_lo", at->mask_lo, intervals, "desc.mask", rows, 0);
+    add(list, "mask_hi", at->mask_hi, intervals, "desc.mask", rows, 0);
+    add(list, "document_q", at->document_q, documents, "desc.mask", rows, 4);
+    add(list, "document_k", at->document_k, documents, "desc.mask", keys, 4);
+    add(list, "bias", bias, (d->flags & FATTN_WITH_BIAS) != 0, "desc.flags", pairs(d), 0);
+    add(list, "slopes", at->slopes, (d->flags & FATTN_WITH_SLOPES) != 0, "desc.flags", d->heads_q, 4);
+    add(list, "sinks", at->sinks, (d->flags & FATTN_WITH_SINKS) != 0, "desc.flags", d->heads_q, 4);
+}
+
+static void list_forward(optional_list *list, const fattn_problem *problem, const fattn_launch *at)
+{
+    const fattn_desc *d = &problem->desc;
+    const int64_t columns = d->page_size > 0 ? (d->seq_k + d->page_size - 1) / d->page_size : 0;
+    const int64_t scales = d->heads_kv * (d->page_size > 0 ? d->pages * d->page_size : all_keys(d, at));
+    const bool bytes = d->kv_dtype == FATTN_I8;
+    add(list, "page_table", at->page_table, d->page_size > 0, "desc.page_size", d->batch * columns, 4);
+    add(list, "k_scales", at->k_scales, bytes, "desc.kv_dtype", scales, 4);
+    add(list, "v_scales", at->v_scales, bytes, "desc.kv_dtype", scales, 4);
+}
+
+static fattn_status check_common(const fattn_problem *problem, const fattn_launch *at, const void *stream)
+{
+    const fattn_desc *d = &problem->desc;
     const fattn_status status = fattn_stream_check(problem, stream);
     if (status != FATTN_OK)
         return status;
-    if (at->mask_stride != 0 && (!intervals || at->cu_q))
+    if (at->mask_stride != 0 && (d->mask != FATTN_MASK_INTERVALS || at->cu_q))
         return fattn_fail(FATTN_ERROR_ARGUMENT,
                           "args.mask_stride is %" PRId64 ", but there is no intervals mask of padded rows", at->mask_stride);
-    return check_optional(list, sizeof list / sizeof *list);
+    return FATTN_OK;
 }
 
 /* --------------------------------------------------------------------------------------------------------------- lists */
@@ -301,33 +331,18 @@ static fattn_status read_intervals(const tensors *t, fattn_region *r, const char
     return fattn_region_view(r, name, &view, 4, d->batch, 1, 1, d->seq_q);
 }
 
-/* The inputs that both operations take besides q, k, v. */
-static fattn_status read_common(tensors *t, const void *workspace, size_t workspace_size)
+/* The workspace, and what the list has. */
+static fattn_status read_optional(tensors *t, const optional_list *list, const void *workspace, size_t workspace_size)
 {
     const fattn_desc *d = &t->problem->desc;
     const fattn_launch *at = t->at;
-    const struct {
-        const char *name;
-        const void *data;
-        size_t size;
-        int64_t elements;
-    } arrays[] = {{"workspace", workspace, 1, workspace ? (int64_t)workspace_size : 0},
-                  {"cu_seqlens_q", at->cu_q, 4, d->batch + 1},
-                  {"cu_seqlens_k", at->cu_k, 4, d->batch + 1},
-                  {"used_q", at->used_q, 4, d->batch},
-                  {"used_k", at->used_k, 4, d->batch},
-                  {"document_q", at->document_q, 4, all_rows(d, at)},
-                  {"document_k", at->document_k, 4, all_keys(d, at)},
-                  {"slopes", at->slopes, 4, d->heads_q},
-                  {"sinks", at->sinks, 4, d->heads_q}};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        const fattn_status status =
-            fattn_region_array(&t->input[t->inputs++], arrays[i].name, arrays[i].data, arrays[i].size, arrays[i].elements);
-        if (status != FATTN_OK)
-            return status;
-    }
-    fattn_status status = read_intervals(t, &t->input[t->inputs++], "mask_lo", at->mask_lo);
-    if (status != FATTN_OK || (status = read_intervals(t, &t->input[t->inputs++], "mask_hi", at->mask_hi)))
+    fattn_status status =
+        fattn_region_array(&t->input[t->inputs++], "workspace", workspace, 1, workspace ? (int64_t)workspace_size : 0);
+    for (const optional *x = list->item; x < list->item + list->count && status == FATTN_OK; x++)
+        if (x->size > 0)
+            status = fattn_region_array(&t->input[t->inputs++], x->name, x->value, x->size, x->elements);
+    if (status != FATTN_OK || (status = read_intervals(t, &t->input[t->inputs++], "mask_lo", at->mask_lo)) ||
+        (status = read_intervals(t, &t->input[t->inputs++], "mask_hi", at->mask_hi)))
         return status;
     return d->flags & FATTN_WITH_BIAS ? read_pairs(t, &t->input[t->inputs++], "bias", &at->bias) : FATTN_OK;
 }
@@ -385,75 +400,40 @@ static void settle_common(const tensors *t, fattn_launch *at)
     settle_keys(t, &at->v);
 }
 
-static fattn_status check_forward_only(const fattn_desc *d, const fattn_launch *at)
-{
-    const int64_t columns = d->page_size > 0 ? (d->seq_k + d->page_size - 1) / d->page_size : 0;
-    const bool bytes = d->kv_dtype == FATTN_I8;
-    const optional list[] = {{at->page_table, "page_table", d->page_size > 0, d->batch * columns, "desc.page_size"},
-                             {at->k_scales, "k_scales", bytes, d->batch * d->seq_k, "desc.kv_dtype"},
-                             {at->v_scales, "v_scales", bytes, d->batch * d->seq_k, "desc.kv_dtype"}};
-    if (d->page_size > 0 && at->cu_k)
-        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.cu_seqlens_k is given, but k and v are paged (desc.page_size)");
-    return check_optional(list, sizeof list / sizeof *list);
-}
-
-static fattn_status read_forward_only(tensors *t)
-{
-    const fattn_desc *d = &t->problem->desc;
-    const fattn_launch *at = t->at;
-    const int64_t columns = d->page_size > 0 ? (d->seq_k + d->page_size - 1) / d->page_size : 0;
-    const int64_t scales = d->heads_kv * (d->page_size > 0 ? d->pages * d->page_size : all_keys(d, at));
-    fattn_region *r = t->input + t->inputs;
-    t->inputs += 3;
-    fattn_status status = fattn_region_array(&r[0], "page_table", at->page_table, 4, d->batch * columns);
-    if (status == FATTN_OK)
-        status = fattn_region_array(&r[1], "k_scales", at->k_scales, 4, scales);
-    return status != FATTN_OK ? status : fattn_region_array(&r[2], "v_scales", at->v_scales, 4, scales);
-}
-
-/* All but bias, which is only looked at once it is known to be asked for, and the outputs. */
-static fattn_launch forward_launch(const fattn_forward_args *own)
-{
-    return (fattn_launch){.q = own->q,
-                          .k = own->k,
-                          .v = own->v,
-                          .cu_q = own->cu_seqlens_q,
-                          .cu_k = own->cu_seqlens_k,
-                          .used_q = own->used_q,
-                          .used_k = own->used_k,
-                          .mask_lo = own->mask_lo,
-                          .mask_hi = own->mask_hi,
-                          .mask_stride = own->mask_stride,
-                          .document_q = own->document_q,
-                          .document_k = own->document_k,
-                          .slopes = own->slopes,
-                          .sinks = own->sinks,
-                          .page_table = own->page_table,
-                          .stream = own->stream,
-                          .k_scales = own->k_scales,
-                          .v_scales = own->v_scales};
-}
+/* The fields of fattn_launch that are those of a call's arguments whichever they are. But for bias, which is only looked at
+ * once it is known to be asked for. */
+#define COMMON_FIELDS(own)                                                                                                     \
+    .q = (own)->q, .k = (own)->k, .v = (own)->v, .cu_q = (own)->cu_seqlens_q, .cu_k = (own)->cu_seqlens_k,                     \
+    .used_q = (own)->used_q, .used_k = (own)->used_k, .mask_lo = (own)->mask_lo, .mask_hi = (own)->mask_hi,                    \
+    .mask_stride = (own)->mask_stride, .document_q = (own)->document_q, .document_k = (own)->document_k,                       \
+    .slopes = (own)->slopes, .sinks = (own)->sinks, .stream = (own)->stream
 
 /* Everything that forward reads. */
 static fattn_status read_forward_inputs(const fattn_problem *problem, const fattn_forward_args *own, fattn_launch *launch,
                                         tensors *t)
 {
     const fattn_desc *d = &problem->desc;
-    *launch = forward_launch(own);
+    optional_list list = {.count = 0};
+    *launch =
+        (fattn_launch){COMMON_FIELDS(own), .page_table = own->page_table, .k_scales = own->k_scales, .v_scales = own->v_scales};
     *t = (tensors){.problem = problem, .at = launch};
+    list_common(&list, problem, launch, own->bias);
+    list_forward(&list, problem, launch);
     fattn_status status = check_reserved(own->reserved);
-    if (status != FATTN_OK || (status = check_common(problem, launch, own->bias, own->stream)) ||
-        (status = check_forward_only(d, launch)))
+    if (status != FATTN_OK || (status = check_common(problem, launch, own->stream)))
+        return status;
+    if (d->page_size > 0 && launch->cu_k)
+        return fattn_fail(FATTN_ERROR_ARGUMENT, "args.cu_seqlens_k is given, but k and v are paged (desc.page_size)");
+    if ((status = check_optional(&list)))
         return status;
     if (own->bias)
         launch->bias = *own->bias;
-    if ((status = read_common(t, own->workspace, own->workspace_size)) || (status = read_forward_only(t)) ||
-        (status = check_lists(problem, launch)))
+    if ((status = read_optional(t, &list, own->workspace, own->workspace_size)) || (status = check_lists(problem, launch)))
         return status;
-    const row_tensor list[] = {{read_queries, "q", &own->q, d->dtype, d->dim},
+    const row_tensor rows[] = {{read_queries, "q", &own->q, d->dtype, d->dim},
                                {read_keys, "k", &own->k, d->kv_dtype, d->dim},
                                {read_keys, "v", &own->v, d->kv_dtype, d->dim_v}};
-    status = read_inputs(t, list, sizeof list / sizeof *list);
+    status = read_inputs(t, rows, sizeof rows / sizeof *rows);
     settle_common(t, launch);
     return status;
 }
@@ -486,17 +466,22 @@ fattn_status fattn_scores_args_read(const fattn_problem *problem, const fattn_fo
     return read_forward_inputs(problem, &own, launch, &t);
 }
 
-static fattn_status check_backward_only(const fattn_problem *problem, const fattn_launch *at, const fattn_backward_args *own)
+static void list_backward(optional_list *list, const fattn_problem *problem, const fattn_launch *at,
+                          const fattn_backward_args *own)
 {
     const fattn_desc *d = &problem->desc;
-    const int64_t rows = d->heads_q * all_rows(d, at);
-    const optional list[] = {
-        {own->dlse, "dlse", (d->flags & FATTN_WITH_DLSE) != 0, rows, "desc.flags"},
-        {own->dbias, "dbias", (d->flags & FATTN_WITH_DBIAS) != 0, 1, "desc.flags"}, /* a sum over nothing is written too */
-        {own->dsinks, "dsinks", (d->flags & FATTN_WITH_DSINKS) != 0, d->heads_q, "desc.flags"}};
-    if (!own->lse && rows > 0)
+    add(list, "dlse", own->dlse, (d->flags & FATTN_WITH_DLSE) != 0, "desc.flags", d->heads_q * all_rows(d, at), 0);
+    /* Written: read_gradients reads them. A sum over nothing is written too. */
+    add(list, "dbias", own->dbias, (d->flags & FATTN_WITH_DBIAS) != 0, "desc.flags", 1, 0);
+    add(list, "dsinks", own->dsinks, (d->flags & FATTN_WITH_DSINKS) != 0, "desc.flags", d->heads_q, 0);
+}
+
+static fattn_status check_lse(const fattn_problem *problem, const fattn_launch *at)
+{
+    const int64_t rows = problem->desc.heads_q * all_rows(&problem->desc, at);
+    if (!at->lse && rows > 0)
         return fattn_fail(FATTN_ERROR_ARGUMENT, "args.lse is NULL, but backward needs its %" PRId64 " elements", rows);
-    return check_optional(list, sizeof list / sizeof *list);
+    return FATTN_OK;
 }
 
 static fattn_status read_backward_inputs(tensors *t, const fattn_backward_args *own)
@@ -539,49 +524,33 @@ static void settle_backward(const tensors *t, fattn_launch *at)
         at->dlse = fattn_nothing();
 }
 
-/* All but bias and dbias, which are only looked at once they are known to be asked for. */
-static fattn_launch backward_launch(const fattn_backward_args *own)
-{
-    return (fattn_launch){.q = own->q,
-                          .k = own->k,
-                          .v = own->v,
-                          .out = own->out,
-                          .dout = own->dout,
-                          .dq = own->dq,
-                          .dk = own->dk,
-                          .dv = own->dv,
-                          .lse = (void *)(uintptr_t)own->lse, /* only forward writes it */
-                          .dlse = own->dlse,
-                          .dsinks = own->dsinks,
-                          .stream = own->stream,
-                          .cu_q = own->cu_seqlens_q,
-                          .cu_k = own->cu_seqlens_k,
-                          .used_q = own->used_q,
-                          .used_k = own->used_k,
-                          .mask_lo = own->mask_lo,
-                          .mask_hi = own->mask_hi,
-                          .mask_stride = own->mask_stride,
-                          .document_q = own->document_q,
-                          .document_k = own->document_k,
-                          .slopes = own->slopes,
-                          .sinks = own->sinks};
-}
-
 fattn_status fattn_backward_args_read(const fattn_problem *problem, const fattn_backward_args *args, fattn_launch *launch)
 {
     fattn_backward_args own;
     fattn_status status = fattn_struct_read(&own, sizeof own, FATTN_BACKWARD_ARGS_FIRST_SIZE, args, "args");
     if (status != FATTN_OK || (status = check_reserved(own.reserved)))
         return status;
-    *launch = backward_launch(&own);
+    *launch = (fattn_launch){COMMON_FIELDS(&own),
+                             .out = own.out,
+                             .dout = own.dout,
+                             .dq = own.dq,
+                             .dk = own.dk,
+                             .dv = own.dv,
+                             .lse = (void *)(uintptr_t)own.lse, /* only forward writes it */
+                             .dlse = own.dlse,
+                             .dsinks = own.dsinks};
     tensors t = {.problem = problem, .at = launch};
-    if ((status = check_common(problem, launch, own.bias, own.stream)) || (status = check_backward_only(problem, launch, &own)))
+    optional_list list = {.count = 0};
+    list_common(&list, problem, launch, own.bias);
+    list_backward(&list, problem, launch, &own);
+    if ((status = check_common(problem, launch, own.stream)) || (status = check_lse(problem, launch)) ||
+        (status = check_optional(&list)))
         return status;
     if (own.bias)
         launch->bias = *own.bias;
     if (own.dbias)
         launch->dbias = *own.dbias;
-    if ((status = read_common(&t, own.workspace, own.workspace_size)) || (status = check_lists(problem, launch)) ||
+    if ((status = read_optional(&t, &list, own.workspace, own.workspace_size)) || (status = check_lists(problem, launch)) ||
         (status = read_backward_inputs(&t, &own)) || (status = read_gradients(&t, &own)))
         return status;
     settle_backward(&t, launch);

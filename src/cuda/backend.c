@@ -40,7 +40,7 @@ static CUresult read_attributes(const gpu_driver_calls *cu, cuda_gpu *gpu)
 }
 
 /* Its code is put on the GPU now: a call that is captured in a graph could not do so. One that asks for more shared memory than
- * the GPU has is left out; its kernel says so by what it needs. */
+ * the GPU has is left out; its kernel does not choose it, or refuses. */
 static CUresult load_function(const gpu_driver_calls *cu, const cuda_gpu *gpu, CUmodule module, const cuda_function *f,
                               CUfunction *function)
 {
@@ -123,7 +123,7 @@ static fattn_status prepare_gpu(const gpu_driver_calls *cu, const char *kernel, 
     return status == FATTN_OK && result != CUDA_SUCCESS ? fail(result, "opening a GPU") : status;
 }
 
-static fattn_status open_gpu(int32_t index, const char *kernel, void **state, uint32_t *features, const char **name)
+static fattn_status open_gpu(fattn_context *context)
 {
     const gpu_driver_calls *cu = gpu_driver();
     if (!cu)
@@ -131,14 +131,15 @@ static fattn_status open_gpu(int32_t index, const char *kernel, void **state, ui
     cuda_gpu *gpu = calloc(1, sizeof *gpu);
     if (!gpu)
         return fattn_fail(FATTN_ERROR_MEMORY, "no memory for a GPU's state of %zu bytes", sizeof *gpu);
-    fattn_status status = find_gpu(cu, index, gpu);
-    if (status != FATTN_OK || (status = prepare_gpu(cu, kernel, gpu))) {
+    fattn_status status = find_gpu(cu, context->device_index, gpu);
+    if (status != FATTN_OK || (status = prepare_gpu(cu, context->kernel, gpu))) {
         close_gpu(gpu);
         return status;
     }
-    *state = gpu;
-    *name = gpu->name;
-    *features = gpu->features;
+    context->gpu = gpu;
+    context->device_name = gpu->name;
+    context->features = gpu->features;
+    context->shared = (size_t)gpu->shared_most;
     return FATTN_OK;
 }
 

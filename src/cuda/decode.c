@@ -17,10 +17,12 @@ enum { FUNCTIONS_OF_SIZE = 6, JOIN = FUNCTIONS_OF_SIZE * DECODE_SIZES_COUNT };
 
 CUDA_IMAGE_DEFINE(decode, functions, 0);
 
+/* What GPUs of compute capability 8.0 and 9.0 have, and those of 8.6 and 8.9. */
 #define FITS(size, dim, width, keys, stages, keys_of_bytes, stages_of_bytes)                                                   \
-    _Static_assert(DECODE_SHARED(dim, width, keys, stages, 2, DECODE_WARPS) <= 163 * 1024 &&                                   \
-                       DECODE_SHARED(dim, width, keys_of_bytes, stages_of_bytes, 1, DECODE_WARPS) <= 163 * 1024,               \
-                   "FATTN_CUDA_SHARED promises no more");
+    _Static_assert(DECODE_SHARED(dim, width, keys, stages, 2, DECODE_WARPS) <= ((dim) > 256 ? 163 : 99) * 1024 &&              \
+                       DECODE_SHARED(dim, width, keys_of_bytes, stages_of_bytes, 1, DECODE_WARPS) <=                           \
+                           ((dim) > 256 ? 163 : 99) * 1024,                                                                    \
+                   "docs/features.md says that it fits");
 DECODE_SIZES(FITS)
 
 /* Numbers of a size: the dims it is for, columns of a unit; then keys of a tile and stages, by whether K and V are bytes. */
@@ -77,25 +79,34 @@ static size_t workspace(const fattn_problem *problem)
     return (size_t)(joins_of(d) * call.chunks * (d->dim_v + 2)) * sizeof(float);
 }
 
+static int function_of(const fattn_desc *d)
+{
+    return FUNCTIONS_OF_SIZE * size_of(d) + 2 * ((d->dtype == FATTN_BF16) + (d->kv_dtype == FATTN_I8)) + cuda_adjusts(d);
+}
+
+static size_t shared(const fattn_problem *problem)
+{
+    return functions[function_of(&problem->desc)].shared;
+}
+
 static fattn_status decode(const fattn_problem *problem, const fattn_launch *at)
 {
     const fattn_desc *d = &problem->desc;
-    const bool bytes = d->kv_dtype == FATTN_I8, bf16 = d->dtype == FATTN_BF16;
-    const bool adjusted = cuda_adjusts(d);
-    const int size = size_of(d), function = FUNCTIONS_OF_SIZE * size + 2 * (bf16 + bytes) + adjusted;
+    const bool bytes = d->kv_dtype == FATTN_I8;
+    const int size = size_of(d);
     const int64_t kv_size = bytes ? 1 : 2;
-    decode_call call = {.adjusted = adjusted,
+    decode_call call = {.adjusted = cuda_adjusts(d),
                         .q_lines = cuda_in_lines(&at->q, 2, d->dim),
                         .k_lines = cuda_in_lines(&at->k, kv_size, d->dim),
                         .v_lines = cuda_in_lines(&at->v, kv_size, d->dim_v)};
     const int64_t units = units_of(problem, &call), joins = joins_of(d);
     call.ends = (float *)(void *)at->workspace;
     call.sums = call.ends + 2 * joins * call.chunks;
-    const size_t shared = (size_t)DECODE_SHARED(sizes[size].dim, sizes[size].width, sizes[size].keys[bytes],
-                                                sizes[size].stages[bytes], kv_size, call.row_tiles);
+    const size_t room = (size_t)DECODE_SHARED(sizes[size].dim, sizes[size].width, sizes[size].keys[bytes],
+                                              sizes[size].stages[bytes], kv_size, call.row_tiles);
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, &call};
     fattn_status status =
-        cuda_launch_early(at, CUDA_IMAGE_DECODE, function, (cuda_shape){units, DECODE_THREADS}, shared, arguments);
+        cuda_launch_early(at, CUDA_IMAGE_DECODE, function_of(d), (cuda_shape){units, DECODE_THREADS}, room, arguments);
     const int join = JOIN + (d->dim_v > 128);
     const cuda_shape shape = {joins, DECODE_JOIN_THREADS};
     if (status != FATTN_OK)
@@ -152,7 +163,7 @@ static const char *refuse_bf16(const fattn_problem *problem)
 #define ROW(type, number)                                                                                                      \
     {                                                                                                                          \
         .name = "cuda_decode_" #type, .op = FATTN_OP_FORWARD, .rounds = number, .device = FATTN_DEVICE_CUDA,                   \
-        .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED, .refuse = refuse_##type, .unworthy = unworthy, .workspace = workspace,   \
+        .needs = FATTN_CUDA_SM80, .refuse = refuse_##type, .unworthy = unworthy, .shared = shared, .workspace = workspace,     \
         .run = decode                                                                                                          \
     }
 

@@ -142,10 +142,8 @@ __device__ __forceinline__ void team_sync(int row_tiles)
         __syncwarp();
     else if (row_tiles == DECODE_WARPS)
         __syncthreads();
-    else if (threadIdx.x < DECODE_THREADS / 2)
-        ptx_barrier_sync<1, DECODE_THREADS / 2>();
     else
-        ptx_barrier_sync<2, DECODE_THREADS / 2>();
+        ptx_bar_sync(1 + threadIdx.x / (DECODE_THREADS / 2), DECODE_THREADS / 2);
 }
 
 /* Factors of a tile's keys, which a thread multiplies its scores or powers with. */
@@ -166,14 +164,6 @@ struct kept_keys {
     int lo, hi;
     bool there;
 };
-
-/* Whether the warp's rows keep all keys of a tile (2), some (1) or none (0). */
-template <class S> __device__ __forceinline__ int kept_of(const kept_keys &own, int key)
-{
-    if (!__any_sync(0xffffffffu, own.lo < key + S::keys && own.hi > key))
-        return 0;
-    return __all_sync(0xffffffffu, !own.there || (own.lo <= key && own.hi >= key + S::keys)) ? 2 : 1;
-}
 
 /* Products of tile `key` of the chunk, whose place among factors is `place`, become scores, and these powers. */
 template <class S>
@@ -229,7 +219,7 @@ template <class T, class S> __device__ __forceinline__ void meet_chunk(const uni
                 } else if (i == 0) {
                     team_sync(tiles);
                 }
-                kept = kept_of<S>(own, key);
+                kept = kept_of(own, own.there, key, S::keys);
                 if (kept) {
                     scores_of<T>(u, tile, s);
                     if (S::bytes)

@@ -55,15 +55,6 @@ template <class S> __device__ inline int kept_of(const unit<S> &u, long long key
     return kept_of(lane, lane.row >= 0, key, S::keys);
 }
 
-/* A negative scale is Q's: exact, and the largest score stays the largest product. */
-template <class S> __device__ inline void flip_queries(const unit<S> &u)
-{
-    if (!(u.problem->desc.scale < 0))
-        return;
-    flip_signs(u.q, S::q_bytes);
-    __syncthreads();
-}
-
 /* --------------------------------------------------------------------------------------------------------- end of rows */
 
 /* row_apart, and lse. */

@@ -202,16 +202,27 @@ __device__ __forceinline__ void powers(const key_group &g, float (&s)[S::rows / 
     }
 }
 
-template <class S> __device__ __forceinline__ int flags_of(int i)
+/* When a key warpgroup hears an item's flags: before the item's first product, which then waits for them; or, S::ahead, under
+ * that product, as what to do was said with the item before. A tile's first item has none before it: it is heard twice. */
+enum moment { FIRST, BEFORE, UNDER, AFTER };
+
+/* The flags of item number i that are known from this moment on. */
+template <class S, moment now> __device__ __forceinline__ int hear(const key_group &g, int i, int known)
 {
+    if (S::ahead == (now == BEFORE))
+        return known;
+    if (now == AFTER) /* else the compiler sees no uniform values any more, where they decide about the next item either */
+        return __shfl_sync(ALL, known, 0);
+    if (now == FIRST)
+        ptx_mbarrier_wait(g.base + S::q_full + 8 * (i & 1), parity(i));
     return *(const int *)(shared + S::items_at + 16 * (i & 7) + 4);
 }
 
-/* Item number i, of tile number `tile`. first: there is no dK of an item before to come, and rows may keep a part of the keys.
- * flags: the item's, or what was said of it with the item before, and replaced by the item's while the first product runs. */
+/* Item number i, of tile number `tile`, and its flags, of which `known` are. first: there is no dK of an item before to come,
+ * and rows may keep a part of the keys. */
 template <class S, bool first>
-__device__ __forceinline__ void step(const key_group &g, int i, int tile, int &flags, float (&dk)[S::dim / 2],
-                                     float (&dv)[S::dim / 2], uint32_t (&weight)[S::rows / 4])
+__device__ __forceinline__ int step(const key_group &g, int i, int tile, int known, float (&dk)[S::dim / 2],
+                                    float (&dv)[S::dim / 2], uint32_t (&weight)[S::rows / 4])
 {
     const int stage = i & 1, numbers_at = S::numbers_at + stage * S::numbers_bytes;
     const uint32_t q = g.base + S::q_at + stage * S::q_bytes, q_before = g.base + S::q_at + (stage ^ 1) * S::q_bytes;
@@ -219,8 +230,7 @@ __device__ __forceinline__ void step(const key_group &g, int i, int tile, int &f
     float s[S::rows / 2];
     start(s, numbers_at + NUMBER_LSE * S::rows * 4);
     scores<S>(s, g.k, q);
-    if (S::ahead)
-        flags = flags_of<S>(i);
+    const int flags = hear<S, UNDER>(g, i, known);
     const bool last = flags & LAST;
     if (first) {
         ptx_wgmma_wait<0>();
@@ -272,14 +282,13 @@ __device__ __forceinline__ void step(const key_group &g, int i, int tile, int &f
     __syncwarp();
     if (g.lane == 0)
         ptx_mbarrier_arrive(g.base + S::slot_full + 16 * stage + 8 * g.half);
+    return flags;
 }
 
-/* An item none of whose rows keeps any of the warpgroup's keys. */
-template <class S> __device__ __forceinline__ void skip(const key_group &g, int i, int tile, int &flags)
+/* The same of an item none of whose rows keeps any of the warpgroup's keys. */
+template <class S> __device__ __forceinline__ int skip(const key_group &g, int i, int tile, int known)
 {
-    const int stage = i & 1;
-    if (S::ahead)
-        flags = flags_of<S>(i);
+    const int stage = i & 1, flags = hear<S, UNDER>(g, i, known);
     const bool last = flags & LAST;
     ptx_mbarrier_wait(g.base + S::dout_full + 8 * stage, parity(i));
     ptx_mbarrier_wait(g.base + S::slot_empty + 8 * stage, parity(i) ^ 1);
@@ -294,6 +303,7 @@ template <class S> __device__ __forceinline__ void skip(const key_group &g, int 
             ptx_mbarrier_arrive(g.base + S::v_empty);
         }
     }
+    return flags;
 }
 
 /* The dK of the item before number i that is still to come. */
@@ -432,30 +442,24 @@ __device__ __forceinline__ void sum_keys(const fattn_problem &problem, const fat
         float dk[S::dim / 2], dv[S::dim / 2];
         uint32_t weight[S::rows / 4]; /* P, then dS, of an item */
         bool pending = false;
-        int flags = 0;
 #pragma unroll
         for (int j = 0; j < S::dim / 2; j++)
             dk[j] = dv[j] = 0;
-        if (S::ahead) { /* of the first item nothing was said */
-            ptx_mbarrier_wait(g.base + S::q_full + 8 * (i & 1), parity(i));
-            flags = flags_of<S>(i);
-        }
+        int flags = hear<S, FIRST>(g, i, 0);
 #pragma unroll 1
         for (;;) {
             ptx_mbarrier_wait(g.base + S::q_full + 8 * (i & 1), parity(i));
-            if (!S::ahead)
-                flags = flags_of<S>(i);
+            flags = hear<S, BEFORE>(g, i, flags);
             const int kept = flags >> (2 * g.half) & 3;
             if (pending && kept != WHOLE)
                 add_last<S>(g, i, dk, weight);
             if (kept == 0)
-                skip<S>(g, i, tile, flags);
+                flags = skip<S>(g, i, tile, flags);
             else if (kept == WHOLE && pending)
-                step<S, false>(g, i, tile, flags, dk, dv, weight);
+                flags = step<S, false>(g, i, tile, flags, dk, dv, weight);
             else
-                step<S, true>(g, i, tile, flags, dk, dv, weight);
-            if (S::ahead)
-                flags = __shfl_sync(ALL, flags, 0); /* else the compiler sees no uniform values any more, below either */
+                flags = step<S, true>(g, i, tile, flags, dk, dv, weight);
+            flags = hear<S, AFTER>(g, i, flags);
             pending = kept != 0;
             i++;
             if (flags & LAST)

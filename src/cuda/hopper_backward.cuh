@@ -5,11 +5,9 @@
 #define FATTN_CUDA_HOPPER_BACKWARD_CUH
 
 #include "cuda/hopper_backward.h"
-#include "cuda/ptx_sm90.cuh"
+#include "cuda/hopper_tiles.cuh"
 #include "cuda/tensor_gradient.cuh"
 
-constexpr unsigned ALL = 0xffffffffu;
-constexpr int PANEL = 64; /* columns of 128 bytes, the unit of swizzling */
 constexpr int KEYS = HOPPER_BACKWARD_KEYS, HALF = KEYS / 2;
 
 /* The numbers of a block's rows, [HOPPER_ROW_NUMBERS][rows], by which array: what S and dP start from, -lse / scale and -D, and
@@ -44,6 +42,16 @@ __device__ inline long long sequence_of_block(const fattn_launch &at, const hopp
             hi = middle;
     }
     return lo;
+}
+
+/* Its sequence, and its first row there, which may lie behind the last. */
+template <int rows>
+__device__ __forceinline__ fattn_sequence block_rows(const fattn_problem &problem, const fattn_launch &at,
+                                                     const hopper_backward_call &call, int block, long long *first)
+{
+    const long long b = sequence_of_block<rows>(at, call, problem.desc.batch, block);
+    *first = (long long)(block - first_block<rows>(at, call, b)) * rows;
+    return fattn_sequence_of(&problem, &at, b);
 }
 
 /* A tile of keys: number `number` of a key/value head of a sequence. */

@@ -36,8 +36,7 @@ typedef struct hopper_backward_call {
     int32_t together;     /* key/value heads whose tiles are taken side by side, the first keys of all of them first */
     int32_t q_map, k_map; /* TMA can read the tensor */
     int32_t v_map, dout_map;
-    int32_t q_lines, k_lines, v_lines, dout_lines,
-        out_lines; /* rows are whole, aligned pieces of 16 bytes, of 16-bit numbers */
+    int32_t out_lines, dout_lines; /* rows are whole, aligned pieces of 16 bytes, of 16-bit numbers */
     int32_t dq_lines, dk_lines, dv_lines;
     /* The workspace. */
     float *sums;     /* dQ without scale: [heads * blocks][rows * dim], in the order of the tensor cores' registers */

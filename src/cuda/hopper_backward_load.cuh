@@ -10,7 +10,7 @@
 template <int dim_, bool ordered_> struct sizes {
     static constexpr int dim = dim_, rows = HOPPER_BACKWARD_ROWS(dim), panels = dim / PANEL, pieces = rows * dim / 4096;
     static constexpr bool ordered = ordered_;
-    static constexpr bool ahead = dim == 64 && ordered; /* key warpgroups know what to do from the item before; as measured */
+    static constexpr bool ahead = dim == 64 && ordered; /* see hear(); as measured */
     static constexpr int k_bytes = KEYS * dim * 2, q_bytes = rows * dim * 2, slot_bytes = rows * KEYS * 2;
     static constexpr int numbers_bytes = rows * HOPPER_ROW_NUMBERS * 4, sums_bytes = rows * dim * 4;
     static constexpr int k_at = 0, v_at = 2 * k_bytes, q_at = v_at + k_bytes, dout_at = q_at + 2 * q_bytes;
@@ -46,36 +46,11 @@ __device__ __forceinline__ uint32_t parity(int i)
 
 /* ------------------------------------------------------------------------------------------------------------- loading */
 
-/* Rows `from`, `stride` bytes apart, as TMA would put them: panels of 64 columns, swizzled. The first `there` exist, the rest
- * is zeros. By a warp. */
-template <int rows, int dim>
-__device__ __forceinline__ void copy_rows(unsigned char *to, const char *from, long long stride, int there, int columns,
-                                          bool lines)
-{
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < rows * dim / 8; i += 32) {
-        const int r = i / (dim / 8), c = i % (dim / 8);
-        unsigned char *piece = to + (c / 8 * rows + r) * 128 + ((c ^ r) % 8 << 4);
-        const __nv_bfloat16 *row = (const __nv_bfloat16 *)(from + r * stride) + 8 * c;
-        const int count = r < there ? columns - 8 * c : 0;
-        if (lines)
-            ptx_cp_async_16(ptx_shared_address(piece), count > 0 ? (const void *)row : (const void *)from, count > 0);
-        else
-            for (int e = 0; e < 8; e++)
-                ((__nv_bfloat16 *)piece)[e] = e < count ? row[e] : __float2bfloat16_rn(0.0f);
-    }
-    ptx_cp_async_commit();
-    ptx_cp_async_wait<0>();
-    ptx_fence_proxy_async();
-    __syncwarp();
-}
-
 /* A tensor's rows from row `first` of a sequence on, to where they are in shared memory. */
 struct source {
     const fattn_view *view;
     const CUtensorMap *map;
     int columns;
-    bool lines;
 };
 
 /* by_tma: whether rows behind the sequence's are none. Arrives at the barrier, with `more` bytes that the caller fetches. */
@@ -84,10 +59,8 @@ __device__ __forceinline__ void load_rows(const source &s, bool by_tma, uint32_t
                                           int head, int row, int there)
 {
     if (!by_tma)
-        copy_rows<rows, dim>(shared + (to - ptx_shared_address(shared)),
-                             (const char *)s.view->data +
-                                 2 * (b * s.view->stride_batch + head * s.view->stride_head + row * s.view->stride_row),
-                             2 * s.view->stride_row, there, s.columns, s.lines);
+        load_plain<rows, dim>(shared + (to - ptx_shared_address(shared)), s.columns,
+                              [&](int r) { return r < there ? fattn_row(s.view, 2, b, head, row + r) : NULL; });
     if (threadIdx.x % 32 == 0) {
         ptx_mbarrier_arrive_expect(barrier, more + (by_tma ? rows * dim * 2 : 0));
         if (by_tma)
@@ -172,8 +145,8 @@ __device__ __forceinline__ void load_item(const fattn_problem &problem, const fa
     const uint32_t base = ptx_shared_address(shared);
     const int stage = i & 1, there = seq.seq_q - row;
     const bool whole = there >= S::rows || seq.q_ends;
-    const source q = {&at.q, &map.q, (int)problem.desc.dim, call.q_lines != 0};
-    const source dout = {&at.dout, &map.dout, (int)problem.desc.dim_v, call.dout_lines != 0};
+    const source q = {&at.q, &map.q, (int)problem.desc.dim};
+    const source dout = {&at.dout, &map.dout, (int)problem.desc.dim_v};
     const uint32_t q_full = base + S::q_full + 8 * stage, dout_full = base + S::dout_full + 8 * stage;
     ptx_mbarrier_wait(base + S::q_empty + 8 * stage, parity(i) ^ 1);
     if (threadIdx.x % 32 == 0)
@@ -230,7 +203,7 @@ __device__ __forceinline__ void load(const fattn_problem &problem, const fattn_l
         }
         const bool whole = there >= KEYS || seq.k_ends;
         const uint32_t k_full = base + S::k_full + 8 * (tiles & 1);
-        const source k = {&at.k, &map.k, (int)d.dim, call.k_lines != 0}, v = {&at.v, &map.v, (int)d.dim_v, call.v_lines != 0};
+        const source k = {&at.k, &map.k, (int)d.dim}, v = {&at.v, &map.v, (int)d.dim_v};
         ptx_mbarrier_wait(base + S::k_empty + 8 * (tiles & 1), parity(tiles) ^ 1);
         if (leader)
             *(int4 *)(shared + S::tiles_at + 16 * (tiles & 3)) = make_int4(tile.b, tile.head, tile.number, t);

@@ -6,15 +6,13 @@
 #define FATTN_CUDA_HOPPER_FORWARD_CUH
 
 #include "cuda/hopper.h"
-#include "cuda/ptx_sm90.cuh"
-#include "cuda/tensor.cuh"
+#include "cuda/hopper_tiles.cuh"
 
-constexpr int GROUP_THREADS = 128, PANEL = 64; /* PANEL: columns of 128 bytes, the unit of swizzling */
-constexpr float NOTHING = -1e30f;              /* what powers refer to before a row has met a score */
+constexpr int GROUP_THREADS = 128;
+constexpr float NOTHING = -1e30f; /* what powers refer to before a row has met a score */
 constexpr float HIGH = 4294967296.0f;
 constexpr float FAR_FROM_0 = 1 << 20; /* log2 units from which on floats do not hold a score's distance to the largest well */
-constexpr unsigned ALL = 0xffffffffu;
-enum { TURN = 1, ENDING = 4 }; /* named barriers, one for each warpgroup from there on */
+enum { TURN = 1, ENDING = 4 };        /* named barriers, one for each warpgroup from there on */
 
 template <class T> constexpr bool is_f16 = false;
 template <> constexpr bool is_f16<__half> = true;
@@ -49,12 +47,6 @@ struct tile_about {
 };
 
 static_assert(sizeof(tile_about) <= HOPPER_ABOUT, "hopper.h counts on it");
-
-/* Byte of piece c of row r in a tile of `rows` rows, panel after panel. */
-template <int rows> __device__ __forceinline__ uint32_t panel_piece(int r, int c)
-{
-    return (uint32_t)(c / 8 * rows * 128 + r * 128 + ((c % 8 ^ (r & 7)) << 4));
-}
 
 /* A warpgroup at work. Element e of s and o: row 16 warp + lane / 4 + 8 (e / 2 % 2), column 8 (e / 4) + 2 (lane % 4) + e % 2.
  */

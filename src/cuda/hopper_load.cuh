@@ -95,26 +95,6 @@ __device__ inline void describe(const fattn_problem &problem, const hopper_call 
     about->hi = all_hi;
 }
 
-/* A tile of `rows` rows by a warp's own loads, where TMA cannot express the view: row(r) is an address, or NULL: zeros. */
-template <class T, int rows, int dim, class Row> __device__ inline void load_plain(unsigned char *tile, int columns, Row row)
-{
-    constexpr int pieces = dim / PIECE;
-#pragma unroll 2
-    for (int i = threadIdx.x % 32; i < rows * pieces; i += 32) {
-        const int r = i / pieces, c = i % pieces;
-        const T *from = (const T *)row(r);
-        uint4 piece = make_uint4(0, 0, 0, 0);
-        if (from && c * PIECE < columns && (uintptr_t)from % 16 == 0)
-            piece = ((const uint4 *)from)[c];
-        else if (from && c * PIECE < columns)
-            for (int e = 0; e < PIECE; e++)
-                ((T *)&piece)[e] = from[c * PIECE + e];
-        *(uint4 *)(tile + panel_piece<rows>(r, c)) = piece;
-    }
-    ptx_fence_proxy_async();
-    __syncwarp();
-}
-
 /* Q of a tile. */
 template <class S>
 __device__ inline void load_queries(const fattn_problem &problem, const fattn_launch &at, const hopper_call &call,
@@ -123,12 +103,11 @@ __device__ inline void load_queries(const fattn_problem &problem, const fattn_la
     const int own_rows = HOPPER_ROWS >> call.group_log2, row = about.q_first + (about.first >> call.group_log2);
     if (!call.q_boxes) {
         for (int w = 0; w < S::warpgroups; w++)
-            load_plain<typename S::T, HOPPER_ROWS, S::dim>(
-                to + w * S::own_q_bytes, (int)problem.desc.dim, [&](int r) -> const void * {
-                    const int i = about.first + w * HOPPER_ROWS + r, head = about.head + (i & (call.group - 1));
-                    const bool there = w * HOPPER_ROWS + r < about.rows;
-                    return there ? fattn_row(&at.q, 2, about.b, head, about.q_first + (i >> call.group_log2)) : NULL;
-                });
+            load_plain<HOPPER_ROWS, S::dim>(to + w * S::own_q_bytes, (int)problem.desc.dim, [&](int r) -> const void * {
+                const int i = about.first + w * HOPPER_ROWS + r, head = about.head + (i & (call.group - 1));
+                const bool there = w * HOPPER_ROWS + r < about.rows;
+                return there ? fattn_row(&at.q, 2, about.b, head, about.q_first + (i >> call.group_log2)) : NULL;
+            });
     }
     if (threadIdx.x % 32 != 0)
         return;
@@ -195,7 +174,7 @@ __device__ inline void load_step(loader<S> &u, const fattn_view &view, bool boxe
     const int key = n * S::keys, there = u.seq_k - key;
     const uint32_t tail = u.base + S::v_tail, address = ptx_shared_address(to);
     if (!boxes) {
-        load_plain<typename S::T, S::keys, S::dim>(to, columns, [&](int r) -> const void * {
+        load_plain<S::keys, S::dim>(to, columns, [&](int r) -> const void * {
             return r < there ? fattn_row(&view, 2, u.b, u.head_kv, u.k_first + key + r) : NULL;
         });
         if (threadIdx.x == 0)

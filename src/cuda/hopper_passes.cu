@@ -104,9 +104,8 @@ __device__ __forceinline__ void before(const fattn_problem &problem, const fattn
     if (call.blocks == 0) /* a block of threads for the line above */
         return;
     const int head = index / (int)call.blocks, block = index % (int)call.blocks;
-    const long long b = sequence_of_block<rows>(at, call, d.batch, block);
-    const fattn_sequence seq = fattn_sequence_of(&problem, &at, b);
-    const long long first = (long long)(block - first_block<rows>(at, call, b)) * rows;
+    long long first;
+    const fattn_sequence seq = block_rows<rows>(problem, at, call, block, &first);
     if (first >= seq.seq_q)
         return;
     if (ordered && threadIdx.x == 0)
@@ -212,9 +211,8 @@ __device__ inline void finish_rows(const fattn_problem &problem, const fattn_lau
     const fattn_desc &d = problem.desc;
     const int piece = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const int head = index / (int)call.blocks, block = index % (int)call.blocks;
-    const long long b = sequence_of_block<rows>(at, call, d.batch, block);
-    const fattn_sequence seq = fattn_sequence_of(&problem, &at, b);
-    const long long first = (long long)(block - first_block<rows>(at, call, b)) * rows;
+    long long first;
+    const fattn_sequence seq = block_rows<rows>(problem, at, call, block, &first);
     if (first >= seq.seq_q)
         return;
     const int2 span = *(const int2 *)(call.spans + 4 * block);
@@ -243,7 +241,7 @@ __device__ inline void finish_rows(const fattn_problem &problem, const fattn_lau
 #pragma unroll 1
     for (int r = 0; r < 16; r++)
         if ((r < 8 ? wrong[0] : wrong[1]) >> (4 * (r % 8)) & 15)
-            query_alone<PANEL>(&problem, &at, call.delta, b, column, head, row - lane / 4 + r);
+            query_alone<PANEL>(&problem, &at, call.delta, seq.b, column, head, row - lane / 4 + r);
 }
 
 template <int dim>

@@ -42,12 +42,6 @@ template <int groups> __device__ __forceinline__ void ptx_cp_async_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-/* Waits until `threads` threads of the block, a multiple of 32, have come to barrier `name`, 1 .. 15; 0 is __syncthreads's. */
-template <int name, int threads> __device__ __forceinline__ void ptx_barrier_sync(void)
-{
-    asm volatile("barrier.sync %0, %1;" ::"n"(name), "n"(threads) : "memory");
-}
-
 /* Of kernels that may begin early (cuda_launch_early): waits until those before have ended and what they wrote is there. */
 __device__ __forceinline__ void ptx_wait_for_grids_before(void)
 {
@@ -117,7 +111,8 @@ __device__ __forceinline__ void ptx_store_shared(uint32_t to, uint32_t x)
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-/* As ptx_barrier_sync, for whole warps that come together, at a barrier known only when it runs. */
+/* Waits until `threads` threads of the block, whole warps that come together, have come to this barrier, 1 .. 15; 0 is
+ * __syncthreads's. */
 __device__ __forceinline__ void ptx_bar_sync(int barrier, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -25,10 +25,13 @@ static const cuda_function bf16_functions[] = {{"tensor_gradients_begin", 0},
                                                TENSOR_GRAD_SIZES_BF16(GRADIENTS) TENSOR_GRAD_SIZES_BF16(UNORDERED)};
 enum { GRADIENTS_BEGIN = 0, GRADIENTS_FIRST = 1, UNORDERED_FIRST = 1 + 2 * TENSOR_GRAD_SIZES };
 
+/* What GPUs of compute capability 8.0 and 9.0 have, and those of 8.6 and 8.9. */
 _Static_assert(TENSOR_FORWARD_SHARED(256, 256, 1, 64) <= 163 * 1024 && TENSOR_FORWARD_SHARED(512, 256, 1, 32) <= 163 * 1024 &&
                    TENSOR_GRAD_SHARED(128, 2, 64, 2, 2) <= 163 * 1024 && TENSOR_GRAD_SHARED(256, 4, 64, 1, 2) <= 163 * 1024 &&
                    TENSOR_GRAD_SHARED(64, 2, 128, 2, 1) <= 163 * 1024,
-               "FATTN_CUDA_SHARED promises no more");
+               "docs/features.md says that all dims fit");
+_Static_assert(TENSOR_FORWARD_SHARED(256, 256, 1, 32) <= 99 * 1024 && TENSOR_GRAD_SHARED(64, 2, 64, 2, 2) <= 99 * 1024,
+               "docs/features.md says that these dims fit, as where scores are adjusted");
 
 CUDA_IMAGE_DEFINE(tensor_forward, forward_functions, 0);
 CUDA_IMAGE_DEFINE(tensor_backward_f16, f16_functions, 0);
@@ -77,11 +80,29 @@ static bool adjusts(const fattn_desc *d)
     return cuda_adjusts(d) || d->kv_dtype == FATTN_I8;
 }
 
-static int64_t forward_blocks(const fattn_problem *problem, tensor_call *call)
+/* Which of a size's two functions runs, on a GPU whose blocks may have `most` bytes of shared memory: the one that adjusts
+ * scores needs less, and may adjust them by nothing. */
+static bool forward_adjusts(const fattn_desc *d, size_t most)
+{
+    return adjusts(d) || forward_functions[4 * forward_size_of(d)].shared > most;
+}
+
+/* Backward's function of a size; behind it stands the one that adjusts scores. */
+static const cuda_function *gradients_of(const fattn_desc *d)
+{
+    return (d->dtype == FATTN_BF16 ? bf16_functions : f16_functions) + GRADIENTS_FIRST + 2 * backward_size_of(d);
+}
+
+static bool backward_adjusts(const fattn_desc *d, size_t most)
+{
+    return cuda_adjusts(d) || gradients_of(d)->shared > most;
+}
+
+static int64_t forward_blocks(const fattn_problem *problem, bool adjusted, tensor_call *call)
 {
     const fattn_desc *d = &problem->desc;
     const forward_size *size = &forward_sizes[forward_size_of(d)];
-    call->tiles = cuda_tiles(problem->group * d->seq_q, size->rows[adjusts(d)]);
+    call->tiles = cuda_tiles(problem->group * d->seq_q, size->rows[adjusted]);
     call->widths = cuda_tiles(d->dim_v, size->width);
     return cuda_blocks(cuda_blocks(call->tiles, call->widths), cuda_blocks(d->heads_kv, d->batch));
 }
@@ -90,11 +111,12 @@ static fattn_status forward(const fattn_problem *problem, const fattn_launch *at
 {
     const fattn_desc *d = &problem->desc;
     const bool bytes = d->kv_dtype == FATTN_I8, bf16 = d->dtype == FATTN_BF16;
-    const int function = 4 * forward_size_of(d) + 2 * bf16 + adjusts(d);
+    const bool adjusted = forward_adjusts(d, at->context->shared);
+    const int function = 4 * forward_size_of(d) + 2 * bf16 + adjusted;
     tensor_call call = {.q_lines = cuda_in_lines(&at->q, 2, d->dim),
                         .k_lines = !bytes && cuda_in_lines(&at->k, 2, d->dim),
                         .v_lines = !bytes && cuda_in_lines(&at->v, 2, d->dim_v)};
-    const int64_t blocks = forward_blocks(problem, &call);
+    const int64_t blocks = forward_blocks(problem, adjusted, &call);
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, &call};
     return cuda_launch(at, CUDA_IMAGE_TENSOR_FORWARD, function, (cuda_shape){blocks, TENSOR_THREADS}, arguments);
 }
@@ -169,7 +191,7 @@ static fattn_status begin(const fattn_problem *problem, const fattn_launch *at, 
 static fattn_status backward(const fattn_problem *problem, const fattn_launch *at)
 {
     const fattn_desc *d = &problem->desc;
-    const int function = GRADIENTS_FIRST + 2 * backward_size_of(d) + cuda_adjusts(d);
+    const int function = GRADIENTS_FIRST + 2 * backward_size_of(d) + backward_adjusts(d, at->context->shared);
     gradient_call call = gradient_call_of(problem, at);
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, &call.keys, &call.rows, &call.delta};
     fattn_status status = begin(problem, at, &call);
@@ -209,7 +231,7 @@ static const char *refuse_forward(const fattn_problem *problem, int32_t dtype)
         return reason;
     if (problem->desc.kv_dtype == FATTN_I8 && dtype == FATTN_F16)
         return "takes no keys of bytes in f16, whose range their factors may leave";
-    return cuda_too_large(forward_blocks(problem, &call) > CUDA_BLOCKS_MOST);
+    return cuda_too_large(forward_blocks(problem, true, &call) > CUDA_BLOCKS_MOST);
 }
 
 static const char *refuse_backward(const fattn_problem *problem, int32_t dtype)
@@ -253,10 +275,25 @@ static const char *refuse_forward_bf16(const fattn_problem *problem)
     return refuse_forward(problem, FATTN_BF16);
 }
 
+static size_t forward_shared(const fattn_problem *problem)
+{
+    return forward_functions[4 * forward_size_of(&problem->desc) + 1].shared;
+}
+
+static size_t backward_shared(const fattn_problem *problem)
+{
+    return gradients_of(&problem->desc)[1].shared;
+}
+
+static size_t backward_unordered_shared(const fattn_problem *problem)
+{
+    return bf16_functions[UNORDERED_FIRST + 2 * backward_size_of(&problem->desc)].shared;
+}
+
 #define ROW(kernel, number, type, dtype, adds, room)                                                                           \
     {                                                                                                                          \
         .name = "cuda_tensor_" #kernel "_" #type, .family = "cuda_tensor", .op = number, .rounds = dtype, .unordered = adds,   \
-        .device = FATTN_DEVICE_CUDA, .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED, .refuse = refuse_##kernel##_##type,         \
+        .device = FATTN_DEVICE_CUDA, .needs = FATTN_CUDA_SM80, .refuse = refuse_##kernel##_##type, .shared = kernel##_shared,  \
         .workspace = room, .run = kernel                                                                                       \
     }
 

@@ -134,11 +134,13 @@ __device__ inline void load_bytes(unsigned char *tile, int64_t first, int64_t co
     }
 }
 
-/* The other sign to all numbers of a tile. */
-__device__ __forceinline__ void flip_signs(unsigned char *tile, int bytes)
+/* The other sign to all numbers of a tile, by the block: a negative scale is the left factor's, which is exact, and the largest
+ * score stays the largest product. */
+template <int threads> __device__ __forceinline__ void flip_signs(unsigned char *tile, int bytes)
 {
-    for (int i = threadIdx.x; i < bytes / 4; i += THREADS)
+    for (int i = threadIdx.x; i < bytes / 4; i += threads)
         ((uint32_t *)tile)[i] ^= 0x80008000u;
+    __syncthreads();
 }
 
 /* -------------------------------------------------------------------------------------------------------------- scores */
@@ -189,7 +191,7 @@ template <class Row> __device__ inline fattn_interval span_of(const Row *rows, i
 }
 
 /* Whether the rows of a warp, one of them each thread's, keep all keys of a tile of `keys` (2), some (1) or none (0). */
-template <class Row> __device__ inline int kept_of(const Row &row, bool there, long long key, int keys)
+template <class Row, class Key> __device__ inline int kept_of(const Row &row, bool there, Key key, int keys)
 {
     const bool all = !there || (row.lo <= key && row.hi >= key + keys);
     const bool some = row.lo < key + keys && row.hi > key;

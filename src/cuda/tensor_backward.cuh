@@ -181,14 +181,6 @@ __device__ __forceinline__ void load_keys(unsigned char *k, unsigned char *v, co
     load_rows<keys, dim>(v, u.at->v, u, head, u.seq->k_first + key, (int)u.seq->seq_k - key, d.dim_v, u.call->v_lines);
 }
 
-/* A negative scale is the own side's: exact. */
-template <class S> __device__ inline void flip_sign(unsigned char *tile)
-{
-    for (int i = threadIdx.x; i < S::own_bytes / 4; i += GRAD_THREADS)
-        ((uint32_t *)tile)[i] ^= 0x80008000u;
-    __syncthreads();
-}
-
 /* ------------------------------------------------------------------------------------------------------------ products */
 
 /* acc = the warp's own times its part of the tile, over dim: acc[m-tile][n-tile][4]. */

@@ -265,7 +265,7 @@ __device__ inline void keys(const grad_problem &g, const tensor_grad_call &call,
     if (g.problem->desc.scale < 0) {
         ptx_cp_async_wait<1>();
         __syncthreads();
-        flip_sign<S>(u.own[0]);
+        flip_signs<GRAD_THREADS>(u.own[0], S::own_bytes);
     }
     for (int slot = 0, stage = 0; now.head < walk.end;) {
         const int next_slot = slot == 2 ? 0 : slot + 1;

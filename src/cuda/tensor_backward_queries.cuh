@@ -119,7 +119,7 @@ __device__ inline void queries(const grad_problem &g, const tensor_grad_call &ca
     if (g.problem->desc.scale < 0) {
         ptx_cp_async_wait<1>();
         __syncthreads();
-        flip_sign<S>(u.own[0]);
+        flip_signs<GRAD_THREADS>(u.own[0], S::own_bytes);
     }
     int stage = 0;
     for (int key = start; key < span.hi; key += S::tile) {

@@ -187,7 +187,7 @@ __device__ inline void forward(const fattn_problem &problem, const fattn_launch 
     if (problem.desc.scale < 0) {
         ptx_cp_async_wait<0>();
         __syncthreads();
-        flip_queries(u);
+        flip_signs<THREADS>(u.q, S::q_bytes);
     }
     int stage = 0;
     for (long long key = start; key < u.span_hi; key += S::keys, stage ^= 1) {
