@@ -96,7 +96,7 @@ __device__ __forceinline__ void gradients(const unit &u, const scoring &how, int
                                           float s[S::m_tiles][S::tile / 8][4], float dp[S::m_tiles][S::tile / 8][4],
                                           Lane lane_at, Key key_at)
 {
-    const float power = split_power(how.scale);
+    const float power = split_power((float)fabs(u.problem->desc.scale));
     float s_unit[S::m_tiles], dp_unit[S::m_tiles];
     const unsigned char *s_tile = u.tile[0] + stage * S::tile_bytes, *dp_tile = u.tile[1] + stage * S::tile_bytes;
     split_product<S::dim, S::m_tiles, S::tile>(u.own[0], s_tile, s);
