@@ -131,21 +131,30 @@ __device__ __forceinline__ uint32_t part_of(uint32_t size, float part)
     return max(__float_as_uint(__uint_as_float(size) * part), 1u);
 }
 
+/* The larger size of two numbers, or a NaN: one instruction. */
+__device__ __forceinline__ float larger(float x, float y)
+{
+    float size;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(size) : "f"(fabsf(x)), "f"(fabsf(y)));
+    return size;
+}
+
 __device__ inline tile_sizes sizes_of(const pieces &p)
 {
     __shared__ uint32_t of_warp[TENSOR_WARPS];
     tile_sizes sizes = {0, false};
-    uint32_t least = 0xffffffffu, least_of_pieces = 0xffffffffu; /* that are not 0, less 1; of each piece its largest */
+    float least = INFINITY, least_of_pieces = INFINITY; /* of pieces that are not 0: a number, and a piece's largest */
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
-        uint32_t largest = 0;
+        float largest_of = 0, least_of = INFINITY;
 #pragma unroll
         for (int j = 0; j < PIECE; j++) {
-            largest = max(largest, size_of(p.x[i][j]));
-            least = min(least, size_of(p.x[i][j]) - 1);
+            largest_of = larger(largest_of, p.x[i][j]);
+            least_of = fminf(least_of, fabsf(p.x[i][j]));
         }
-        sizes.largest = max(sizes.largest, largest);
-        least_of_pieces = min(least_of_pieces, largest - 1);
+        sizes.largest = max(sizes.largest, size_of(largest_of));
+        least = largest_of == 0 ? least : fminf(least, least_of);
+        least_of_pieces = largest_of == 0 ? least_of_pieces : fminf(least_of_pieces, largest_of);
     }
     const bool finite = sizes.largest < INFINITE;
     if (!finite) {
@@ -165,8 +174,8 @@ __device__ inline tile_sizes sizes_of(const pieces &p)
         for (int w = 0; w < p.threads / 32; w++)
             sizes.largest = max(sizes.largest, of_warp[((int)threadIdx.x - p.thread) / 32 + w]);
     }
-    sizes.doubt = __any_sync(0xffffffffu, !finite || least < part_of(sizes.largest, SPLIT_RANGE) - 1 ||
-                                              least_of_pieces < part_of(sizes.largest, SPLIT_EVEN) - 1);
+    sizes.doubt = __any_sync(0xffffffffu, !finite || __float_as_uint(least) < part_of(sizes.largest, SPLIT_RANGE) ||
+                                              __float_as_uint(least_of_pieces) < part_of(sizes.largest, SPLIT_EVEN));
     return sizes;
 }
 
