@@ -127,9 +127,11 @@ static double factor_of_row(filling *f, int64_t i)
         const int step = f->role == ROLE_V && i < 4 ? 0 : (int)random_below(&f->random, 4);
         if (f->p->fill == FILL_SPARSE && wide)
             return ldexp(1, 28 * step - 40);
-        if (f->role == ROLE_V) /* in backward rows of dout alone are so far apart */
-            return f->p->op == FATTN_OP_BACKWARD ? 1 : ldexp(1, 14 * step - 20);
-        return ldexp(1, f->role == ROLE_DOUT ? 12 * step - 16 : 8 * step - 24);
+        if (f->role == ROLE_DOUT)
+            return ldexp(1, 12 * step - 16);
+        if (f->p->op == FATTN_OP_BACKWARD) /* dout alone: others must not make a kernel take each row apart */
+            return f->role == ROLE_V ? 1 : ldexp(1, 4 * step - 12);
+        return ldexp(1, f->role == ROLE_V ? 14 * step - 20 : 8 * step - 24);
     }
     if (f->p->fill == FILL_COUNTER && f->role == ROLE_V)
         return exp(0.5 * (double)(i < 70 ? i : 70));
