@@ -19,7 +19,7 @@ typedef struct filling {
     fill_role role;
     random_state random;
     double row_factor; /* of the row being filled */
-    int64_t outlier;   /* its column of FILL_OUTLIER, or -1 */
+    int64_t outlier;   /* its column, or -1 */
     double unit;       /* score_unit */
 } filling;
 
@@ -41,7 +41,14 @@ static double score_unit(const problem *p)
     return 1 / (problem_scale(p) * sum);
 }
 
-/* FILL_EQUAL, RISING, FALLING, LOW: scores are row_factor of q times a number that depends on the key only. */
+/* Of FILL_COUNTER: what falls by a factor from key to key, in a row of q. */
+static double counter_weight(int64_t i)
+{
+    random_state r = random_start(98, (uint64_t)i);
+    return 0.5 + random_unit(&r);
+}
+
+/* FILL_EQUAL, RISING, FALLING, LOW, COUNTER: scores are row_factor of q times a number that depends on the key only. */
 static double ladder(filling *f, int64_t i, int64_t d)
 {
     const problem *p = f->p;
@@ -84,10 +91,17 @@ static double element(filling *f, int64_t i, int64_t d)
         return f->role == ROLE_Q ? normal : normal * tiny(f->p);
     case FILL_APART:
         return normal * f->row_factor;
+    case FILL_SPARSE:
+        if (d == 0 && f->role == ROLE_Q)
+            return f->outlier == 0 ? 0x1p40 * normal : 0;
+        return d % 5 == 1 ? normal * f->row_factor : 0;
+    case FILL_COUNTER:
+        return score ? ladder(f, i, d) : normal * f->row_factor;
     case FILL_OUTLIER:
         return (d == f->outlier ? normal * f->row_factor : normal) * (f->role == ROLE_K ? 1e-6 : 1);
     case FILL_TINY:
-        return normal * 1e-30;
+        /* Products are normal floats, and positive, so that sums are too: some computations flush what is not. */
+        return score ? column_weight(d) * 0x1p-61 * (0.9 + 0.2 * f->row_factor) : 1e-15 * normal;
     case FILL_ONES:
         return f->role == ROLE_V ? 1 : normal;
     case FILL_MINUS_INF:
@@ -101,16 +115,28 @@ static double element(filling *f, int64_t i, int64_t d)
 
 static double factor_of_row(filling *f, int64_t i)
 {
+    const bool wide = f->role == ROLE_V || f->role == ROLE_DOUT;
     if (f->p->fill == FILL_SPIKY)
         return random_below(&f->random, 16) == 0 ? 30 : 1;
     if (f->p->fill == FILL_LOW)
         return 1 + 0.25 * (double)random_below(&f->random, 2);
     if (f->p->fill == FILL_OUTLIER)
         return random_below(&f->random, 2) == 0 && f->role == ROLE_V ? 1e15 : f->role == ROLE_K ? 1 : 1e6;
-    if (f->p->fill == FILL_APART) { /* with a causal mask the first rows see small values only, in a tile with large ones */
-        const int64_t step = f->role == ROLE_V && i < 4 ? 0 : random_below(&f->random, 4);
-        return f->role == ROLE_V ? ldexp(1, 14 * (int)step - 20) : ldexp(1, 8 * (int)step - (f->role == ROLE_DOUT ? 8 : 24));
+    if (f->p->fill == FILL_APART || f->p->fill == FILL_SPARSE) {
+        /* with a causal mask the first rows see small values only, in a tile with large ones */
+        const int step = f->role == ROLE_V && i < 4 ? 0 : (int)random_below(&f->random, 4);
+        if (f->p->fill == FILL_SPARSE && wide)
+            return ldexp(1, 28 * step - 40);
+        if (f->role == ROLE_DOUT)
+            return ldexp(1, 12 * step - 16);
+        if (f->p->op == FATTN_OP_BACKWARD) /* dout alone: others must not make a kernel take each row apart */
+            return f->role == ROLE_V ? 1 : ldexp(1, 4 * step - 12);
+        return ldexp(1, f->role == ROLE_V ? 14 * step - 20 : 8 * step - 24);
     }
+    if (f->p->fill == FILL_COUNTER && f->role == ROLE_V)
+        return exp(0.5 * (double)(i < 70 ? i : 70));
+    if (f->p->fill == FILL_COUNTER)
+        return f->role == ROLE_DOUT ? exp(20 * counter_weight(i)) : counter_weight(i);
     return 0.5 + random_unit(&f->random);
 }
 
@@ -121,6 +147,8 @@ static void fill_row(filling *f, const tensor *t, void *row, const tensor *scale
     f->row_factor = factor_of_row(f, i);
     if (f->p->fill == FILL_OUTLIER)
         f->outlier = i >= 4 && random_below(&f->random, 4) == 0 ? random_below(&f->random, t->cols) : -1;
+    if (f->p->fill == FILL_SPARSE)
+        f->outlier = random_below(&f->random, 4) == 0 ? 0 : -1;
     for (int64_t d = 0; d < t->cols; d++) {
         x[d] = element(f, i, d);
         largest = fmax(largest, fabs(x[d]));

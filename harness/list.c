@@ -274,9 +274,14 @@ static void add_magnitudes(maker *m)
     for (int fill = FILL_APART; fill <= FILL_TINY; fill++)
         for (int i = 0; i < (m->level == LIST_QUICK ? 1 : 3); i++) {
             static const int shapes[][3] = {{70, 90, 32}, {150, 200, 64}, {40, 50, 128}};
-            const problem p = problem_of(shapes[i][0], shapes[i][1], shapes[i][2]);
+            problem p = problem_of(shapes[i][0], shapes[i][1], shapes[i][2]);
+            if (fill == FILL_TINY) /* scores about 10 */
+                p.scale = 0x1p125 / (double)p.dim;
             list_add(m, with_fill(p, (fill_kind)fill), F32 | F64 | BOTH);
             list_add(m, with_fill(with_mask(p, FATTN_MASK_CAUSAL, 0), (fill_kind)fill), F32 | F64 | BOTH);
+            p.softcap = 20;
+            p.dropout = 0.3;
+            list_add(m, with_fill(p, (fill_kind)fill), F32 | F64 | BOTH);
         }
 }
 

@@ -63,9 +63,11 @@ typedef enum fill_kind {
     FILL_ZERO,          /* everything 0 */
     FILL_SUBNORMAL,     /* k and v (and dout) too small to be normal numbers */
     FILL_ONES,          /* v = 1: out is 1 */
-    FILL_APART,         /* rows differ by powers of 2, of v from 2^-20 to 2^22, of others by up to 2^24 */
+    FILL_APART,         /* rows differ by powers of 2: forward, q and k by 2^24, v 2^42; backward, dout by 2^36 */
+    FILL_SPARSE,        /* likewise, v and dout 2^-40 to 2^44; most columns are 0, but for some of q where k is 0 */
+    FILL_COUNTER,       /* weights fall from key to key as v rises; rows of dout are large where weights are small */
     FILL_OUTLIER,       /* in some rows of q, v and dout one element is 1e6 times, of v even 1e15 times as large; k is small */
-    FILL_TINY,          /* every element about 1e-30, which 16 bits do not hold */
+    FILL_TINY,          /* q and k about 2^-61, whose products floats hardly hold, v and dout 1e-15 */
     FILL_NAN_Q,         /* one NaN in one row of q */
     FILL_NAN_V,         /* one NaN in v at the last key */
     FILL_NAN_UNUSED,    /* NaN in k and v at every key that no query keeps */

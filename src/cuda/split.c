@@ -43,6 +43,12 @@ enum {
     BACKWARD_SIZES = sizeof backward_sizes / sizeof *backward_sizes
 };
 
+#define FORWARD_TILES(dim, m, keys, blocks, m_adjusted, keys_adjusted, blocks_adjusted)                                        \
+    &&(keys) <= SPLIT_TILE_MOST && (keys_adjusted) <= SPLIT_TILE_MOST
+#define BACKWARD_TILES(dim, m_keys, rows, m_rows, keys, blocks) &&(rows) <= SPLIT_TILE_MOST && (keys) <= SPLIT_TILE_MOST
+_Static_assert(1 SPLIT_FORWARD_SIZES(FORWARD_TILES) SPLIT_BACKWARD_SIZES(BACKWARD_TILES),
+               "a warp has a lane for each row of a tile");
+
 _Static_assert(SPLIT_FORWARD_SHARED(256, 1, 16) <= 163 * 1024 && SPLIT_BACKWARD_SHARED(128, 1, 16) <= 163 * 1024,
                "FATTN_CUDA_SHARED promises no more");
 
@@ -66,12 +72,6 @@ static const split_size *backward_size(const fattn_desc *d)
     return &backward_sizes[size_of(backward_sizes, BACKWARD_SIZES, d)];
 }
 
-/* Whether scores or probabilities are more than products and powers. */
-static bool is_adjusted(const fattn_desc *d)
-{
-    return fattn_scores_change(d) || d->dropout != 0;
-}
-
 /* Adds the blocks of a list: of each `of_block` of the `rows` of a sequence's key/value head. */
 static void add_blocks(const fattn_desc *d, split_call *call, int list, int64_t rows, int64_t of_block)
 {
@@ -85,7 +85,7 @@ static size_t plan(const fattn_problem *problem, const split_size *size, bool ba
     const fattn_desc *d = &problem->desc;
     const int64_t rows = fattn_rows_q(d) * d->heads_q;
     const int64_t rows_head = problem->group * d->seq_q; /* at most, of a sequence */
-    const int32_t *tile = size->tile[is_adjusted(d)];
+    const int32_t *tile = size->tile[cuda_adjusts(d)];
     size_t used = 0;
     *call = (split_call){.dim = (int32_t)size->dim, .tile = {tile[0], tile[1]}};
     for (int i = 0; i < SPLIT_TENSORS; i++) {
@@ -101,7 +101,7 @@ static size_t plan(const fattn_problem *problem, const split_size *size, bool ba
         call->delta = cuda_place(workspace, &used, (int64_t)cuda_exact_delta_bytes(problem));
     }
     add_blocks(d, call, SPLIT_TENSORS, backward ? rows_head : 0, TENSOR_THREADS);
-    call->tiles[0] = cuda_tiles(rows_head, size->rows[is_adjusted(d)]);
+    call->tiles[0] = cuda_tiles(rows_head, size->rows[cuda_adjusts(d)]);
     call->tiles[1] = backward ? cuda_tiles(d->seq_k, size->keys) : 0;
     call->rows_blocks = cuda_blocks(call->tiles[0], cuda_blocks(d->heads_kv, d->batch));
     return used;
@@ -130,7 +130,7 @@ static fattn_status run(const fattn_problem *problem, const fattn_launch *at, sp
                         const cuda_function *functions, int size)
 {
     const fattn_desc *d = &problem->desc;
-    const int function = 2 * size + is_adjusted(d);
+    const int function = 2 * size + cuda_adjusts(d);
     const cuda_shape lists = {call->first[SPLIT_TENSORS + 1], TENSOR_THREADS}, units = {blocks_of(d, call), TENSOR_THREADS};
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, call};
     const fattn_status status = cuda_launch_early(at, CUDA_IMAGE_SPLIT, 0, lists, 0, arguments);

@@ -122,23 +122,42 @@ __device__ __forceinline__ uint32_t size_of(float x)
 /* Sizes of a tile's numbers, as bits. */
 struct tile_sizes {
     uint32_t largest; /* of the finite ones of the tile */
-    uint32_t least;   /* of the thread's that are not 0, less 1 */
-    bool finite;      /* all of the thread's */
+    bool doubt;       /* whether a row of the warp's pieces may not suit the tile's unit */
 };
+
+/* `part` of a size, at least the least size above 0. */
+__device__ __forceinline__ uint32_t part_of(uint32_t size, float part)
+{
+    return max(__float_as_uint(__uint_as_float(size) * part), 1u);
+}
+
+/* The larger size of two numbers, or a NaN: one instruction. */
+__device__ __forceinline__ float larger(float x, float y)
+{
+    float size;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(size) : "f"(fabsf(x)), "f"(fabsf(y)));
+    return size;
+}
 
 __device__ inline tile_sizes sizes_of(const pieces &p)
 {
     __shared__ uint32_t of_warp[TENSOR_WARPS];
-    tile_sizes sizes = {0, 0xffffffffu, true};
+    tile_sizes sizes = {0, false};
+    float least = INFINITY, least_of_pieces = INFINITY; /* of pieces that are not 0: a number, and a piece's largest */
 #pragma unroll
-    for (int i = 0; i < PIECES; i++)
+    for (int i = 0; i < PIECES; i++) {
+        float largest_of = 0, least_of = INFINITY;
 #pragma unroll
         for (int j = 0; j < PIECE; j++) {
-            sizes.largest = max(sizes.largest, size_of(p.x[i][j]));
-            sizes.least = min(sizes.least, size_of(p.x[i][j]) - 1);
+            largest_of = larger(largest_of, p.x[i][j]);
+            least_of = fminf(least_of, fabsf(p.x[i][j]));
         }
-    if (sizes.largest >= INFINITE) {
-        sizes.finite = false;
+        sizes.largest = max(sizes.largest, size_of(largest_of));
+        least = largest_of == 0 ? least : fminf(least, least_of);
+        least_of_pieces = largest_of == 0 ? least_of_pieces : fminf(least_of_pieces, largest_of);
+    }
+    const bool finite = sizes.largest < INFINITE;
+    if (!finite) {
         sizes.largest = 0;
 #pragma unroll
         for (int i = 0; i < PIECES; i++)
@@ -155,20 +174,40 @@ __device__ inline tile_sizes sizes_of(const pieces &p)
         for (int w = 0; w < p.threads / 32; w++)
             sizes.largest = max(sizes.largest, of_warp[((int)threadIdx.x - p.thread) / 32 + w]);
     }
+    sizes.doubt = __any_sync(0xffffffffu, !finite || __float_as_uint(least) < part_of(sizes.largest, SPLIT_RANGE) ||
+                                              __float_as_uint(least_of_pieces) < part_of(sizes.largest, SPLIT_EVEN));
     return sizes;
 }
 
-/* Whether the row of a piece, whose threads come here together, has `columns` / 4 or more numbers, though not 0, that are less
- * than `least`, or one that is not finite. */
-__device__ inline bool is_apart(const float x[PIECE], uint32_t least, int of_row, long long columns)
+/* A row, of which each of some threads, which come here together, has a piece. */
+struct row_size {
+    uint32_t of; /* the size that the row's unit is for */
+    bool uneven; /* the unit is not the tile's */
+    bool apart;  /* a number is not finite, or a quarter of those that are not 0 are too small */
+};
+
+__device__ inline row_size size_of_row(const float x[PIECE], uint32_t of_tile, int of_row)
 {
-    int count = 0;
+    constexpr int one = 1 << 16; /* of two counts */
+    uint32_t largest = 0;
+    int counts = 0; /* of numbers that are not 0, and in ones of too small ones */
 #pragma unroll
     for (int j = 0; j < PIECE; j++)
-        count += size_of(x[j]) >= INFINITE ? 4 * SPLIT_DIM_MOST : size_of(x[j]) != 0 && size_of(x[j]) < least;
+        largest = max(largest, size_of(x[j]) < INFINITE ? size_of(x[j]) : 0);
     for (int step = (1 << of_row) / 2; step > 0; step /= 2)
-        count += __shfl_xor_sync(0xffffffffu, count, step);
-    return count > 0 && 4 * count >= columns;
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    row_size size = {of_tile, largest != 0 && largest < part_of(of_tile, SPLIT_EVEN), false};
+    if (size.uneven)
+        size.of = max(largest, part_of(of_tile, SPLIT_LEAST));
+    const uint32_t least = part_of(size.of, SPLIT_RANGE);
+#pragma unroll
+    for (int j = 0; j < PIECE; j++)
+        if (size_of(x[j]) != 0)
+            counts += size_of(x[j]) >= INFINITE ? one * SPLIT_DIM_MOST / 4 : size_of(x[j]) < least ? one + 1 : 1;
+    for (int step = (1 << of_row) / 2; step > 0; step /= 2)
+        counts += __shfl_xor_sync(0xffffffffu, counts, step);
+    size.apart = counts >= one && 4 * (counts / one) >= counts % one;
+    return size;
 }
 
 __device__ inline void write_piece(unsigned char *to, int dim, const float x[PIECE], float scale, bool apart)
@@ -182,7 +221,8 @@ __device__ inline void write_piece(unsigned char *to, int dim, const float x[PIE
         *(uint4 *)(to + p * dim * 2) = make_uint4(pairs[0][p], pairs[1][p], pairs[2][p], pairs[3][p]);
 }
 
-/* D = dout . out - dlse of each row, whose pieces of dout the threads have. Goes to delta and to the row's lane. */
+/* D = dout . out - dlse of each row, whose pieces of dout the threads have. Goes to delta, and with the power of two of the
+ * scale to the row's lane. */
 __device__ inline void set_delta(const fattn_problem &problem, const fattn_launch &at, const split_call &call,
                                  const fattn_sequence &seq, const splitting &s, long long there, const pieces &p)
 {
@@ -208,7 +248,7 @@ __device__ inline void set_delta(const fattn_problem &problem, const fattn_launc
         if (d.flags & FATTN_WITH_DLSE)
             sum -= (double)((const float *)at.dlse)[index];
         call.delta[index] = (float)sum;
-        ((grad_lane *)call.lanes)[list + row].delta = (float)sum;
+        ((grad_lane *)call.lanes)[list + row].delta = (float)sum * split_power((float)d.scale);
     }
 }
 
@@ -223,21 +263,33 @@ __device__ inline void split_rows(const fattn_problem &problem, const fattn_laun
     pieces_begin(&p, call, s);
     read_pieces(problem, at, seq, s, there, &p);
     const tile_sizes sizes = sizes_of(p);
-    const float scale = split_scale(sizes.largest), sign = s.which == 0 && problem.desc.scale < 0 ? -scale : scale;
-    const uint32_t least = __float_as_uint(__uint_as_float(sizes.largest) * (s.which == 3 ? SPLIT_RANGE_DOUT : SPLIT_RANGE));
-    const bool doubt = __any_sync(0xffffffffu, !sizes.finite || sizes.least < max(least, 1u) - 1);
+    row_size size[PIECES];
+    bool uneven = false;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+        size[i] = {sizes.largest, false, false};
+    if (sizes.doubt) {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            size[i] = size_of_row(p.x[i], sizes.largest, p.of_row);
+            uneven = uneven || size[i].uneven;
+        }
+    }
+    uneven = p.threads > 32 ? __syncthreads_or(uneven) : __any_sync(0xffffffffu, uneven);
+    const float scale = split_scale(sizes.largest), sign = s.which == 0 && problem.desc.scale < 0 ? -1.0f : 1.0f;
     unsigned char *list =
         call.parts[s.which] +
         (keys ? split_keys(problem, at, seq, s.head_kv) : split_queries(problem, at, seq, s.head_kv)) * SPLIT_PITCH(call.dim);
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
-        const bool apart = doubt && is_apart(p.x[i], least, p.of_row, s.which < 2 ? problem.desc.dim : problem.desc.dim_v);
+        const float own_scale = split_scale(size[i].of), unit = split_inverse(own_scale);
         unsigned char *to = list + p.row(i) * SPLIT_PITCH(call.dim);
         if (p.row(i) >= there)
             continue;
-        write_piece(to + p.column(i) * 2, call.dim, p.x[i], sign, apart);
+        write_piece(to + p.column(i) * 2, call.dim, p.x[i], own_scale * sign, size[i].apart);
         if (p.column(i) == 0)
-            *(float4 *)(to + SPLIT_UNIT(call.dim)) = make_float4(split_inverse(scale), 0, 0, 0);
+            *(float4 *)(to + SPLIT_UNIT(call.dim)) =
+                make_float4(unit, split_inverse(scale), scale * unit, __int_as_float(uneven)); /* split_units, in one piece */
     }
     if (s.which == 3)
         set_delta(problem, at, call, seq, s, there, p);
@@ -247,10 +299,9 @@ __device__ inline void split_rows(const fattn_problem &problem, const fattn_laun
 __device__ inline void list_lanes(const fattn_problem &problem, const fattn_launch &at, const split_call &call,
                                   const fattn_sequence &seq, const splitting &s)
 {
-    const grad_problem g = {&problem, &at, &seq, call.delta, FATTN_F32};
     const long long row = s.first + threadIdx.x, first = split_queries(problem, at, seq, s.head_kv);
     const int tile = call.tile[0];
-    const grad_lane lane = lane_of(g, s.head_kv, row);
+    const grad_lane lane = lane_of(problem, at, seq, s.head_kv, row);
     const bool any = lane.place.lo < lane.place.hi;
     split_span span = {any ? lane.place.lo : INT64_MAX, lane.place.hi, lane.place.lo, lane.place.hi};
     for (int step = tile / 2; step > 0; step /= 2) {

@@ -2,11 +2,14 @@
  * Lists of numbers split in parts (split.h): loading pieces of them, and products.
  *
  * Tensor cores truncate where they add, each time, so sums of many products would drift towards 0. Here a sum is of one tile's
- * products; the products of first parts, which are few, are summed apart from those with a second part, which are in 2^-11 of
- * the unit; and what is carried from tile to tile is added in float, rounded.
+ * products, and what is carried from tile to tile is added in float, rounded. Of products of rows with rows (split_product)
+ * those with a second part, which are in 2^-11 of the unit, are summed apart from those of first parts; of weights with rows
+ * (split_add) all are in one sum, the small ones first.
  */
 #ifndef FATTN_CUDA_SPLIT_CUH
 #define FATTN_CUDA_SPLIT_CUH
+
+#include <cfloat>
 
 #include "cuda/split.h"
 #include "cuda/tensor.cuh"
@@ -96,21 +99,38 @@ __device__ __forceinline__ float split_scale(uint32_t largest)
     return __uint_as_float(min(268 - (largest >> 23), 253u) << 23);
 }
 
+/* The power of two in a number, of a tiny one the least that is a normal float. */
+__device__ __forceinline__ float split_power(float x)
+{
+    return __uint_as_float(max(__float_as_uint(x) & 0x7f800000u, 1u << 23));
+}
+
 __device__ __forceinline__ float split_inverse(float scale)
 {
     return __uint_as_float((254u << 23) - __float_as_uint(scale));
 }
 
-/* The unit of a row in shared memory; 0 of a row that does not exist. */
-template <int dim> __device__ __forceinline__ float split_unit(const unsigned char *row)
+template <int dim> __device__ __forceinline__ const split_units &split_units_of(const unsigned char *row)
 {
-    return *(const float *)(row + SPLIT_UNIT(dim));
+    return *(const split_units *)(row + SPLIT_UNIT(dim));
 }
 
-/* The unit of the warp's m-tile m of own rows. */
-template <int dim, int m_tiles> __device__ __forceinline__ float split_own_unit(const unsigned char *own, int m)
+/* x, of own rows and rows of another tile, times the shares of the other's rows. */
+template <int dim, int m_tiles, int others>
+__device__ __forceinline__ void split_share(const unsigned char *other, float x[m_tiles][others / 8][4])
 {
-    return split_unit<dim>(own + (threadIdx.x / 32 * m_tiles + m) * 16 * SPLIT_PITCH(dim));
+#pragma unroll
+    for (int n = 0; n < others / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = 8 * n + threadIdx.x % 4 * 2 + i;
+            const float share = split_units_of<dim>(other + row * SPLIT_PITCH(dim)).share;
+#pragma unroll
+            for (int m = 0; m < m_tiles; m++) {
+                x[m][n][i] *= share;
+                x[m][n][i + 2] *= share;
+            }
+        }
 }
 
 /* The left factors of 16 x 16 numbers from 16 rows of a tile; at: the lane's address. */
@@ -130,6 +150,51 @@ template <int m_tiles, int n_tiles> __device__ __forceinline__ void split_clear(
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 x[m][n][e] = 0;
+}
+
+/* The units of the warp's m-tile m of own rows: those of its first row. */
+template <int dim, int m_tiles> __device__ __forceinline__ const split_units &split_own_units(const unsigned char *own, int m)
+{
+    return split_units_of<dim>(own + (threadIdx.x / 32 * m_tiles + m) * 16 * SPLIT_PITCH(dim));
+}
+
+/* The units of products of a warp's m-tiles with a tile. Returns whether split_settle has to come before they are used. */
+template <int dim, int m_tiles>
+__device__ __forceinline__ bool split_product_units(const unsigned char *own, const unsigned char *other, float unit[m_tiles])
+{
+    const split_units &tile = split_units_of<dim>(other);
+    bool odd = tile.uneven;
+#pragma unroll
+    for (int m = 0; m < m_tiles; m++) {
+        const split_units &rows = split_own_units<dim, m_tiles>(own, m);
+        unit[m] = rows.tile * tile.tile;
+        odd = odd || rows.uneven || unit[m] < FLT_MIN; /* or there are no rows */
+    }
+    return odd;
+}
+
+/* Products take the shares of the rows, and where their unit would be no normal float, that of the own rows. */
+template <int dim, int m_tiles, int others>
+__device__ __forceinline__ void split_settle(const unsigned char *own, const unsigned char *other,
+                                             float acc[m_tiles][others / 8][4], float unit[m_tiles])
+{
+    split_share<dim, m_tiles, others>(other, acc);
+#pragma unroll
+    for (int m = 0; m < m_tiles; m++) {
+        const unsigned char *rows = own + (threadIdx.x / 32 * m_tiles + m) * 16 * SPLIT_PITCH(dim);
+        const bool tiny = unit[m] < FLT_MIN;
+        if (tiny)
+            unit[m] = split_units_of<dim>(other).tile;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const split_units &row = split_units_of<dim>(rows + (half * 8 + threadIdx.x % 32 / 4) * SPLIT_PITCH(dim));
+#pragma unroll
+            for (int n = 0; n < others / 8; n++)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; e++)
+                    acc[m][n][e] *= tiny ? row.row : row.share;
+        }
+    }
 }
 
 /* acc = the warp's own rows, 16 m_tiles of them, times `others` rows of another tile, over dim, in the units of both. */
@@ -178,20 +243,35 @@ __device__ __forceinline__ void split_product(const unsigned char *own, const un
 /* The powers of two with which a tile's weights are at most 2^15: of each m-tile those of a thread's two rows. */
 template <int m_tiles> struct split_scales {
     float of[m_tiles][2];
-    split_scales() = default;
-    __device__ explicit split_scales(float scale)
-    {
-#pragma unroll
-        for (int m = 0; m < m_tiles; m++)
-            of[m][0] = of[m][1] = scale;
-    }
 };
 
-/* The scales of weights: of the largest of each of the unit's own rows or keys. */
-template <int m_tiles, int n_tiles>
-__device__ __forceinline__ split_scales<m_tiles> split_scales_of(const float weight[m_tiles][n_tiles][4])
+/* As split_scale, of weights for rows in `unit`: unit / scale is not 0, so that what is so small that it would be keeps as many
+ * bits as a float has there. */
+__device__ __forceinline__ float split_weight_scale(float largest, float unit)
 {
+    const uint32_t most = (__float_as_uint(unit) >> 23) + 148;
+    return __uint_as_float(min(268 - (__float_as_uint(largest) >> 23), min(most, 253u)) << 23);
+}
+
+/* Nearly the same, of weights up to 2^x, x <= 0, in few instructions. */
+__device__ __forceinline__ float split_power_scale(float x, float unit)
+{
+    constexpr float whole = 0x1.8p23f; /* the last bits of this and a number are those of the number, rounded */
+    const int least = max(-112, -7 - (int)(__float_as_uint(unit) >> 23)), bits = __float_as_int(whole);
+    return __int_as_float((141 - (max(__float_as_int(whole + x), bits + least) - bits)) << 23);
+}
+
+/* Weights take the shares of the other tile's rows. Returns their scales: of the largest of each of the unit's own rows or
+ * keys. */
+template <int dim, int m_tiles, int others>
+__device__ __forceinline__ split_scales<m_tiles> split_scales_of(const unsigned char *other,
+                                                                 float weight[m_tiles][others / 8][4])
+{
+    constexpr int n_tiles = others / 8;
+    const split_units &tile = split_units_of<dim>(other);
     split_scales<m_tiles> scale;
+    if (tile.uneven)
+        split_share<dim, m_tiles, others>(other, weight);
 #pragma unroll
     for (int m = 0; m < m_tiles; m++)
 #pragma unroll
@@ -202,7 +282,7 @@ __device__ __forceinline__ split_scales<m_tiles> split_scales_of(const float wei
                 largest = fmaxf(largest, fmaxf(fabsf(weight[m][n][2 * half]), fabsf(weight[m][n][2 * half + 1])));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            scale.of[m][half] = split_scale(__float_as_uint(largest));
+            scale.of[m][half] = split_weight_scale(largest, tile.tile);
         }
     return scale;
 }
@@ -214,7 +294,7 @@ __device__ __forceinline__ void split_add(const float weight[m_tiles][others / 8
 {
     constexpr int pitch = SPLIT_PITCH(dim), steps = others / 16, pairs = dim < 128 ? 2 : 1; /* registers */
     const uint32_t b_at = ptx_shared_address(other) + threadIdx.x % 16 * pitch + threadIdx.x % 32 / 16 * 16;
-    const float unit = split_unit<dim>(other);
+    const float unit = split_units_of<dim>(other).tile;
     uint32_t a[steps][m_tiles][3][4];
 #pragma unroll
     for (int k = 0; k < steps; k++)
@@ -228,6 +308,8 @@ __device__ __forceinline__ void split_add(const float weight[m_tiles][others / 8
             }
 #pragma unroll
     for (int n = 0; n < dim / 16; n += pairs) {
+        if (dim == 256 && n % 4 == 0) /* else the compiler looks so far ahead that registers are spilled */
+            __syncwarp();
         float acc[m_tiles][2 * pairs][4];
         uint32_t b[steps][SPLIT_PARTS][pairs][4];
         split_clear<m_tiles, 2 * pairs>(acc);

@@ -89,29 +89,27 @@ __device__ __forceinline__ void load_two(unsigned char *to, unsigned char *to_ot
     split_load<rows, pitch>(to_other, other + first * pitch, count - first);
 }
 
-/* Products of the unit's own rows and the tile that is at number `stage`, in the tensors' units. */
-template <class S>
-__device__ __forceinline__ void products(const unit &u, int stage, float s[S::m_tiles][S::tile / 8][4],
-                                         float dp[S::m_tiles][S::tile / 8][4])
-{
-    split_product<S::dim, S::m_tiles, S::tile>(u.own[0], u.tile[0] + stage * S::tile_bytes, s);
-    split_product<S::dim, S::m_tiles, S::tile>(u.own[1], u.tile[1] + stage * S::tile_bytes, dp);
-}
-
-/* gradient of each of a warp's products; of element e of (m, n) lane_at has the row, and key_at the key, counted from `first`.
- */
+/* P and dS of the unit's own rows and the tile that is at number `stage`; of element e of (m, n) lane_at has the row, and
+ * key_at the key, counted from `first`. dS has the power of two of the scale, as delta in the lanes. */
 template <class S, bool adjusted, class Lane, class Key>
 __device__ __forceinline__ void gradients(const unit &u, const scoring &how, int stage, bool whole, long long first,
                                           float s[S::m_tiles][S::tile / 8][4], float dp[S::m_tiles][S::tile / 8][4],
                                           Lane lane_at, Key key_at)
 {
-    const float s_tile = split_unit<S::dim>(u.tile[0] + stage * S::tile_bytes);
-    const float dp_tile = split_unit<S::dim>(u.tile[1] + stage * S::tile_bytes);
+    const float power = split_power((float)fabs(u.problem->desc.scale));
+    float s_unit[S::m_tiles], dp_unit[S::m_tiles];
+    const unsigned char *s_tile = u.tile[0] + stage * S::tile_bytes, *dp_tile = u.tile[1] + stage * S::tile_bytes;
+    split_product<S::dim, S::m_tiles, S::tile>(u.own[0], s_tile, s);
+    split_product<S::dim, S::m_tiles, S::tile>(u.own[1], dp_tile, dp);
+    const bool s_odd = split_product_units<S::dim, S::m_tiles>(u.own[0], s_tile, s_unit);
+    const bool dp_odd = split_product_units<S::dim, S::m_tiles>(u.own[1], dp_tile, dp_unit);
+    if (__any_sync(0xffffffffu, s_odd || dp_odd)) {
+        split_settle<S::dim, S::m_tiles, S::tile>(u.own[0], s_tile, s, s_unit);
+        split_settle<S::dim, S::m_tiles, S::tile>(u.own[1], dp_tile, dp, dp_unit);
+    }
     const auto all = [&](auto kept) {
 #pragma unroll
-        for (int m = 0; m < S::m_tiles; m++) {
-            const float s_unit = split_own_unit<S::dim, S::m_tiles>(u.own[0], m) * s_tile;
-            const float dp_unit = split_own_unit<S::dim, S::m_tiles>(u.own[1], m) * dp_tile;
+        for (int m = 0; m < S::m_tiles; m++)
 #pragma unroll
             for (int n = 0; n < S::tile / 8; n++)
 #pragma unroll
@@ -120,12 +118,11 @@ __device__ __forceinline__ void gradients(const unit &u, const scoring &how, int
                     const int key = key_at(m, n, e);
                     const bool keep = kept(lane, key);
                     /* A bias is there for keys that are kept; what else is dropped afterwards, which takes no branches. */
-                    gradient<adjusted>(grad_of(u), how, lane, first + key, !adjusted || keep, &s[m][n][e], &dp[m][n][e], s_unit,
-                                       dp_unit);
+                    gradient<adjusted>(grad_of(u), how, lane, first + key, !adjusted || keep, &s[m][n][e], &dp[m][n][e],
+                                       s_unit[m], dp_unit[m] * power);
                     s[m][n][e] = keep ? s[m][n][e] : 0.0f;
                     dp[m][n][e] = keep ? dp[m][n][e] : 0.0f;
                 }
-        }
     };
     if (whole) /* most tiles: no comparisons */
         all([](const grad_lane &, int) { return true; });
@@ -227,6 +224,12 @@ __device__ __forceinline__ void store_half(const float sum[tiles][4], int half, 
     }
 }
 
+/* The scale without the power of two that dS has. */
+__device__ __forceinline__ float rest_of_scale(const fattn_desc &d)
+{
+    return (float)d.scale / split_power((float)d.scale);
+}
+
 /* Writes dK and dV of the unit's keys. */
 template <class S>
 __device__ inline void finish_keys(const unit &u, const float dk[S::m_tiles][S::dim / 8][4],
@@ -241,7 +244,7 @@ __device__ inline void finish_keys(const unit &u, const float dk[S::m_tiles][S::
             const bool there = key < u.seq.seq_k;
             const bool finite = finite_half<S::dim / 8>(dk[m], half) && finite_half<S::dim / 8>(dv[m], half);
             if (there) {
-                store_half<S::dim / 8>(dk[m], half, fabsf((float)d.scale), /* Q has the sign */
+                store_half<S::dim / 8>(dk[m], half, fabsf(rest_of_scale(d)), /* Q has the sign */
                                        fattn_key_row(u.problem, u.at, &u.at->dk, 4, &u.seq, u.head_kv, key), d.dim);
                 store_half<S::dim / 8>(dv[m], half, 1.0f, fattn_key_row(u.problem, u.at, &u.at->dv, 4, &u.seq, u.head_kv, key),
                                        d.dim_v);
@@ -285,12 +288,11 @@ __device__ inline void keys(const fattn_problem &problem, const fattn_launch &la
         const grad_lane *lane = u.lane + stage * S::tile;
         const unsigned char *q = u.tile[0] + stage * S::tile_bytes, *dout = u.tile[1] + stage * S::tile_bytes;
         float s[S::m_tiles][S::tile / 8][4], dp[S::m_tiles][S::tile / 8][4];
-        products<S>(u, stage, s, dp);
         gradients<S, adjusted>(
             u, how, stage, whole, u.first, s, dp, [&](int, int n, int e) -> const grad_lane & { return lane[other_of(n, e)]; },
             [&](int m, int, int e) { return own_of<S::m_tiles>(e, m); });
-        split_add<S::dim, S::m_tiles, S::tile>(s, split_scales_of<S::m_tiles, S::tile / 8>(s), dout, dv);
-        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::m_tiles, S::tile / 8>(dp), q, dk);
+        split_add<S::dim, S::m_tiles, S::tile>(s, split_scales_of<S::dim, S::m_tiles, S::tile>(dout, s), dout, dv);
+        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::dim, S::m_tiles, S::tile>(q, dp), q, dk);
         tile = next;
         whole = next_whole;
         stage ^= 1;
@@ -300,23 +302,6 @@ __device__ inline void keys(const fattn_problem &problem, const fattn_launch &la
 }
 
 /* ------------------------------------------------------------------------------------------------------------- queries */
-
-/* Keys that any of the unit's rows keeps. */
-template <class S> __device__ inline fattn_interval span_of(const unit &u)
-{
-    long long lo = INT64_MAX, hi = 0;
-    for (int r = threadIdx.x % 32; r < S::own; r += 32)
-        if (u.lane[r].place.lo < u.lane[r].place.hi) {
-            lo = min(lo, u.lane[r].place.lo);
-            hi = max(hi, u.lane[r].place.hi);
-        }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        lo = min(lo, __shfl_xor_sync(0xffffffffu, lo, step));
-        hi = max(hi, __shfl_xor_sync(0xffffffffu, hi, step));
-    }
-    return {lo, hi};
-}
 
 /* Writes dQ of the unit's rows. */
 template <class S> __device__ inline void finish_queries(const unit &u, const float dq[S::m_tiles][S::dim / 8][4])
@@ -328,7 +313,7 @@ template <class S> __device__ inline void finish_queries(const unit &u, const fl
         for (int half = 0; half < 2; half++) {
             const lane_place place = u.lane[own_of<S::m_tiles>(2 * half, m)].place;
             if (place.row >= 0)
-                store_half<S::dim / 8>(dq[m], half, (float)d.scale,
+                store_half<S::dim / 8>(dq[m], half, rest_of_scale(d),
                                        fattn_query_row(&u.at->dq, 4, &u.seq, place.head, place.row), d.dim);
             __syncwarp();
             const unsigned wrong = __ballot_sync(0xffffffffu, !finite_half<S::dim / 8>(dq[m], half) && place.row >= 0);
@@ -355,7 +340,7 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
     for (int r = threadIdx.x; r < S::own; r += THREADS)
         u.lane[r] = u.first + r < at.rows ? ((const grad_lane *)at.lanes)[u.first + r] : grad_lane{{-1, 0, 0, 0, 0}, 0, 0};
     __syncthreads();
-    const fattn_interval span = span_of<S>(u);
+    const fattn_interval span = span_of(u.lane, S::own);
     const int first = span.lo < span.hi ? (int)(span.lo / S::tile) : 0, end = (int)((span.hi + S::tile - 1) / S::tile);
     const split_kept kept =
         split_kept_of(u.lane[threadIdx.x / 32 * 16 * S::m_tiles + threadIdx.x % (16 * S::m_tiles)].place, S::tile);
@@ -377,13 +362,12 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
         if (!kept.any_of(tile))
             continue;
         float s[S::m_tiles][S::tile / 8][4], dp[S::m_tiles][S::tile / 8][4];
-        products<S>(u, stage, s, dp);
         gradients<S, adjusted>(
             u, how, stage, kept.all_of(tile), (long long)tile * S::tile, s, dp,
             [&](int m, int, int e) -> const grad_lane & { return u.lane[own_of<S::m_tiles>(e, m)]; },
             [&](int, int n, int e) { return other_of(n, e); });
-        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::m_tiles, S::tile / 8>(dp),
-                                               u.tile[0] + stage * S::tile_bytes, dq);
+        const unsigned char *k = u.tile[0] + stage * S::tile_bytes;
+        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::dim, S::m_tiles, S::tile>(k, dp), k, dq);
     }
     ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
     finish_queries<S>(u, dq);

@@ -37,8 +37,8 @@ __device__ inline bool unit_begin(unit<S> *u, const fattn_problem &problem, cons
     return u->first < problem.group * u->seq.seq_q;
 }
 
-/* Scores in their unit become scores, and the unit 1. */
-template <class S> __device__ __forceinline__ void take_unit(float s[S::m_tiles][S::keys / 8][4], float unit[S::m_tiles])
+/* Scores in their units become scores, and the units 1. */
+template <class S> __device__ __forceinline__ void take_units(float s[S::m_tiles][S::keys / 8][4], float unit[S::m_tiles])
 {
 #pragma unroll
     for (int m = 0; m < S::m_tiles; m++) {
@@ -51,26 +51,32 @@ template <class S> __device__ __forceinline__ void take_unit(float s[S::m_tiles]
     }
 }
 
-/* As softmax, of scores in a unit. The reference is the largest product itself, so that distances from it are exact. */
-template <class S>
-__device__ __forceinline__ void softmax_in_unit(row_sums<S> *sum, float c, const float unit[S::m_tiles],
-                                                float s[S::m_tiles][S::keys / 8][4])
+/* As softmax, of scores in units. The reference is the largest product itself, so that distances from it are exact. Returns the
+ * scales of the probabilities, which take the shares of the tile's rows of values: a tile may have small ones only. */
+template <class S, bool adjusted>
+__device__ __forceinline__ split_scales<S::m_tiles> softmax_in_units(row_sums<S> *sum, float c, const float unit[S::m_tiles],
+                                                                     const unsigned char *v_tile,
+                                                                     float s[S::m_tiles][S::keys / 8][4])
 {
+    const split_units &v_units = split_units_of<S::dim>(v_tile);
+    split_scales<S::m_tiles> scales;
+    float correction[S::m_tiles][2];
+    bool rare = false; /* once there are many keys */
 #pragma unroll
-    for (int m = 0; m < S::m_tiles; m++) {
-        float correction[2];
+    for (int m = 0; m < S::m_tiles; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float before = sum->m[m][half];
-            float most = -INFINITY, l[2] = {0, 0};
+            float of_tile = -INFINITY, l[2] = {0, 0};
 #pragma unroll
             for (int n = 0; n < S::keys / 8; n++)
-                most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-            most = fmaxf(before, most * unit[m]);
-            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-            const float from = most == -INFINITY ? 0.0f : most;
-            correction[half] = ptx_exp2((before - from) * c);
+                of_tile = fmaxf(of_tile, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            of_tile *= unit[m];
+            of_tile = fmaxf(of_tile, __shfl_xor_sync(0xffffffffu, of_tile, 1));
+            of_tile = fmaxf(of_tile, __shfl_xor_sync(0xffffffffu, of_tile, 2));
+            const float most = fmaxf(before, of_tile), from = most == -INFINITY ? 0.0f : most;
+            correction[m][half] = ptx_exp2((before - from) * c);
+            scales.of[m][half] = split_power_scale((of_tile - from) * c, v_units.tile);
 #pragma unroll
             for (int n = 0; n < S::keys / 8; n++) {
 #pragma unroll
@@ -79,16 +85,21 @@ __device__ __forceinline__ void softmax_in_unit(row_sums<S> *sum, float c, const
                 l[n % 2] += s[m][n][2 * half] + s[m][n][2 * half + 1];
             }
             sum->m[m][half] = most;
-            sum->l[m][half] = sum->l[m][half] * correction[half] + (l[0] + l[1]);
+            sum->l[m][half] = sum->l[m][half] * correction[m][half] + (l[0] + l[1]);
+            rare = rare || correction[m][half] != 1;
         }
-        if (__any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1)) { /* rare once there are many keys */
+    if (__any_sync(0xffffffffu, rare || (!adjusted && v_units.uneven))) {
+#pragma unroll
+        for (int m = 0; m < S::m_tiles; m++)
 #pragma unroll
             for (int n = 0; n < S::width / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    sum->o[m][n][e] *= correction[e / 2];
-        }
+                    sum->o[m][n][e] *= correction[m][e / 2];
+        if (!adjusted && v_units.uneven)
+            scales = split_scales_of<S::dim, S::m_tiles, S::keys>(v_tile, s);
     }
+    return scales;
 }
 
 template <class S, bool adjusted>
@@ -104,7 +115,6 @@ __device__ inline void forward(const fattn_problem &problem, const fattn_launch 
         return;
     scoring how = scoring_of(problem, adjusted);
     how.bytes = false; /* their factors are in the parts */
-    how.shift = 0;
 #pragma unroll
     for (int m = 0; m < S::m_tiles; m++)
         sum.m[m][0] = sum.m[m][1] = -INFINITY;
@@ -135,20 +145,25 @@ __device__ inline void forward(const fattn_problem &problem, const fattn_launch 
         if (!kept.any_of(tile))
             continue;
         split_product<S::dim, S::m_tiles, S::keys>(u.q, k_tile, s);
-#pragma unroll
-        for (int m = 0; m < S::m_tiles; m++) /* not 0: scores may be -inf */
-            unit[m] = fmaxf(split_own_unit<S::dim, S::m_tiles>(u.q, m) * split_unit<S::dim>(k_tile), 0x1p-126f);
+        const bool odd = __any_sync(0xffffffffu, split_product_units<S::dim, S::m_tiles>(u.q, k_tile, unit));
+        const bool whole = kept.all_of(tile);
         if (adjusted) {
-            take_unit<S>(s, unit);
+            if (odd)
+                split_settle<S::dim, S::m_tiles, S::keys>(u.q, k_tile, s, unit);
+            take_units<S>(s, unit);
             adjust_scores<S>(u, how, key, 0, s);
-        }
-        if (!kept.all_of(tile))
+            if (!whole)
+                drop_keys<S>(u, key, s);
+        } else if (odd || !whole) { /* rare, and one branch */
+            if (odd)
+                split_settle<S::dim, S::m_tiles, S::keys>(u.q, k_tile, s, unit);
             drop_keys<S>(u, key, s);
-        softmax_in_unit<S>(&sum, how.c, unit, s);
-        if (adjusted)
+        }
+        split_scales<S::m_tiles> scales = softmax_in_units<S, adjusted>(&sum, how.c, unit, v_tile, s);
+        if (adjusted) {
             weigh<S>(u, how, key, 0, s);
-        const split_scales<S::m_tiles> scales =
-            adjusted ? split_scales_of<S::m_tiles, S::keys / 8>(s) : split_scales<S::m_tiles>(0x1p15f);
+            scales = split_scales_of<S::dim, S::m_tiles, S::keys>(v_tile, s);
+        }
         split_add<S::dim, S::m_tiles, S::keys>(s, scales, v_tile, sum.o);
     }
     ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */

@@ -173,15 +173,23 @@ __device__ inline scoring scoring_of(const fattn_problem &problem, bool adjusted
     return s;
 }
 
-/* Keys that any of `count` rows keeps. Rows have the keys lo .. hi - 1 that they keep, none where there is no row. */
+/* What has the keys lo .. hi - 1 that a row keeps, none where there is no row. */
+template <class Row> __device__ inline const Row &kept_by(const Row &row)
+{
+    return row;
+}
+
+/* Keys that any of `count` rows keeps. */
 template <class Row> __device__ inline fattn_interval span_of(const Row *rows, int count)
 {
     long long lo = INT64_MAX, hi = 0;
-    for (int r = threadIdx.x % 32; r < count; r += 32)
-        if (rows[r].lo < rows[r].hi) {
-            lo = min(lo, (long long)rows[r].lo);
-            hi = max(hi, (long long)rows[r].hi);
+    for (int r = threadIdx.x % 32; r < count; r += 32) {
+        const auto &row = kept_by(rows[r]);
+        if (row.lo < row.hi) {
+            lo = min(lo, (long long)row.lo);
+            hi = max(hi, (long long)row.hi);
         }
+    }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         lo = min(lo, __shfl_xor_sync(0xffffffffu, lo, step));

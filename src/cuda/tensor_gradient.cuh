@@ -21,20 +21,25 @@ struct grad_problem {
     int32_t dtype; /* the problem's, known when a kernel is compiled */
 };
 
-/* Row number `row` of the list of the group's rows. Without gradients where there is none, or no score above -inf. */
-__device__ inline grad_lane lane_of(const grad_problem &g, int head_kv, long long row)
+__device__ inline const lane_place &kept_by(const grad_lane &lane)
+{
+    return lane.place;
+}
+
+/* Row number `row` of the list of the group's rows, without delta. It has no gradients where there is no row, or no score above
+ * -inf. */
+__device__ inline grad_lane lane_of(const fattn_problem &problem, const fattn_launch &at, const fattn_sequence &seq,
+                                    int head_kv, long long row)
 {
     grad_lane lane = {{-1, 0, 0, 0, 0}, 0, 0};
-    const fattn_sequence &seq = *g.seq;
-    if (row >= g.problem->group * seq.seq_q)
+    if (row >= problem.group * seq.seq_q)
         return lane;
-    lane.place.head = (int)(head_kv * g.problem->group + row / seq.seq_q);
+    lane.place.head = (int)(head_kv * problem.group + row / seq.seq_q);
     lane.place.row = row % seq.seq_q;
     const long long index = seq.lse_first + lane.place.head * seq.lse_head + lane.place.row;
-    const float lse = ((const float *)g.at->lse)[index];
+    const float lse = ((const float *)at.lse)[index];
     const fattn_interval keep = fattn_mask_row(&seq.mask, lane.place.row);
     lane.lse = lse * (float)LOG2E;
-    lane.delta = g.delta[index];
     if (lse != -INFINITY) {
         lane.place.lo = keep.lo;
         lane.place.hi = keep.hi;
