@@ -10,13 +10,16 @@ grouped heads, SwiGLU, tied embedding. A step is forward, backward, clipping to 
 bf16 PyTorch runs under autocast, with parameters in float, as the trainer does.
 
 What PyTorch is asked for (--torch): `eager` has attention group the heads (enable_gqa), `repeat` repeats keys and values first, for which
-it may have a faster kernel, and `compile` is torch.compile of `eager`.
+it may have a faster kernel, and `compile` is torch.compile of `eager`. On a GPU its attention is cuDNN's or flash.
 
-fattn and every PyTorch take turns in each round; a round's figure is that of its median step, and the best round counts. The ratio
-is fattn's tokens per second to those of the fastest PyTorch. Prints a Markdown table, and exits 1 if a ratio is below --least.
-Needs PyTorch, of 2.5 or later. FATTN names the program.
+fattn and one PyTorch after the other take turns; a round's figure is that of its median step, and the best round counts. The ratio
+is fattn's tokens per second to those of the fastest PyTorch. On a GPU memory is what fattn plans, products' room included, and the
+most that PyTorch's allocator held in tensors; MFU is the share of what PyTorch's product of 8192 x 8192 reaches in bf16. Prints a
+Markdown table, and exits 1 if a ratio is below --least. Needs PyTorch, of 2.5 or later. FATTN names the program.
 """
 import argparse
+import contextlib
+import gc
 import importlib.util
 import statistics
 import sys
@@ -123,6 +126,11 @@ class TorchRun:
     """A model in PyTorch, and steps of it."""
 
     def __init__(self, torch, o, way, dtype, seq):
+        if o.device == "cuda":
+            gc.collect()  # the run before
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated()
         torch.manual_seed(1)
         self.torch, self.device, self.rows = torch, o.device, max(1, o.tokens // seq) * seq
         self.p = parameters(torch, o)
@@ -132,9 +140,10 @@ class TorchRun:
         self.tokens = torch.randint(o.vocab, (self.rows // seq, seq), device=o.device)
         self.bf16 = dtype == "bf16"
         loss = loss_of(torch, o, way == "repeat")
-        self.loss = torch.compile(loss) if way == "compile" else loss
-        if o.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        self.loss = loss
+        if way == "compile":
+            torch._dynamo.reset()  # else another length is compiled for any length
+            self.loss = torch.compile(loss, dynamic=False)
         for _ in range(WARM_UP):
             self.step()
 
@@ -163,7 +172,7 @@ class TorchRun:
 
     def memory(self):
         """Bytes of a GPU's memory, at most."""
-        return self.torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
+        return self.torch.cuda.max_memory_allocated() - self.before
 
 
 # ----------------------------------------------------------------------------------------------------------------- comparison
@@ -177,28 +186,54 @@ def fattn_speed(o, dtype, seq):
     return result
 
 
-def compare(torch, o, dtype, seq):
-    """A row of the table, and the ratio."""
-    runs = {way: TorchRun(torch, o, way, dtype, seq) for way in o.torch}
-    best, best_fattn = dict.fromkeys(runs, 0.0), None
+def compare_with(torch, o, way, dtype, seq):
+    """The best of fattn's results, and of PyTorch's speeds, taken in turns; PyTorch's memory."""
+    run, best, best_fattn = TorchRun(torch, o, way, dtype, seq), 0.0, None
     for round_number in range(o.rounds):
-        result = fattn_speed(o, dtype, seq)
-        speeds = {way: run.speed(o.seconds) for way, run in runs.items()}
-        bench.note("%s, seq %d, round %d of %d: fattn %.0f tok/s, PyTorch %s" % (
-            dtype, seq, round_number + 1, o.rounds, result["tokens_per_s"],
-            ", ".join("%s %.0f" % (way, speed) for way, speed in speeds.items())))
+        result, speed = fattn_speed(o, dtype, seq), run.speed(o.seconds)
+        if run.count() != result["parameters"]:
+            sys.exit("the models differ: PyTorch's has %d parameters, fattn's %d" % (run.count(), result["parameters"]))
+        bench.note("%s, seq %d, round %d of %d: fattn %.0f tok/s, PyTorch %s %.0f" %
+                   (dtype, seq, round_number + 1, o.rounds, result["tokens_per_s"], way, speed))
+        best = max(best, speed)
         if best_fattn is None or result["tokens_per_s"] > best_fattn["tokens_per_s"]:
             best_fattn = result
-        for way, run in runs.items():
-            best[way] = max(best[way], speeds[way])
-            if run.count() != result["parameters"]:
-                sys.exit("the models differ: PyTorch's has %d parameters, fattn's %d" % (run.count(), result["parameters"]))
-    ratio = best_fattn["tokens_per_s"] / max(best.values())
-    memory = []
+    return best_fattn, best, run.memory() if o.device == "cuda" else 0
+
+
+def product_peak(torch):
+    """FLOP/s of a large product in bf16, the best of a few."""
+    a, best = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16), float("inf")
+    for _ in range(10):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        a @ a
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * 8192**3 / best
+
+
+def compare(torch, o, dtype, seq, peak):
+    """A row of the table, and the ratio."""
+    results = [compare_with(torch, o, way, dtype, seq) for way in o.torch]
+    fattn = max((result for result, _, _ in results), key=lambda result: result["tokens_per_s"])
+    speeds = [fattn["tokens_per_s"]] + [speed for _, speed, _ in results]
+    ratio = speeds[0] / max(speeds[1:])
+    row = [dtype, seq, fattn["batch"], *("%.0f" % speed for speed in speeds), "%.2f" % ratio]
     if o.device == "cuda":
-        memory = ["%.2f" % (bytes_ / 2**30) for bytes_ in [best_fattn["mem_bytes"]] + [run.memory() for run in runs.values()]]
-    return [dtype, seq, result["batch"], "%.0f" % best_fattn["tokens_per_s"], *("%.0f" % best[way] for way in runs),
-            "%.2f" % ratio, *memory], ratio
+        # The products' and, causal, half of attention's multiplications and additions, forward and backward.
+        per_token = 6 * fattn["parameters"] + 6 * o.layers * seq * o.hidden
+        row += ["%.1f %%" % (100 * speed * per_token / peak) for speed in speeds]
+        row += ["%.2f" % (size / 2**30) for size in [fattn["mem_bytes"]] + [memory for _, _, memory in results]]
+    return row, ratio
+
+
+def attention_kernels(o):
+    """PyTorch's choice of kernels: on a GPU, one of those that keep no matrix of scores."""
+    if o.device == "cpu":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION])
 
 
 def main():
@@ -206,20 +241,23 @@ def main():
     if not importlib.util.find_spec("torch"):
         sys.exit("this comparison needs PyTorch, which is not installed for %s" % sys.executable)
     import torch
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision("highest")  # as fattn
     if o.device == "cpu" and o.threads:
         torch.set_num_threads(o.threads)
-    rows, least = [], None
-    for dtype in o.dtype:
-        for seq in o.seq:
-            row, ratio = compare(torch, o, dtype, seq)
-            rows.append(row)
-            least = ratio if least is None else min(least, ratio)
-    threads = ", %d threads" % torch.get_num_threads() if o.device == "cpu" else ""
-    print("%s%s, PyTorch %s; %d layers of %d, heads of %d, %d for keys, ffn %d, vocabulary %d, %d tokens in a step\n" %
-          (o.device, threads, torch.__version__, o.layers, o.hidden, o.head_dim, o.heads_kv, o.ffn, o.vocab, o.tokens))
-    bench.table(["dtype", "seq", "batch", "fattn, tok/s", *("PyTorch %s, tok/s" % way for way in o.torch), "ratio",
-                 *(["fattn, GiB", *("%s, GiB" % way for way in o.torch)] if o.device == "cuda" else [])], rows)
+    rows, least, peak = [], None, product_peak(torch) if o.device == "cuda" else 0
+    with attention_kernels(o):
+        for dtype in o.dtype:
+            for seq in o.seq:
+                row, ratio = compare(torch, o, dtype, seq, peak)
+                rows.append(row)
+                least = ratio if least is None else min(least, ratio)
+    where = "CPU, %d threads" % torch.get_num_threads() if o.device == "cpu" else "%s, %.0f TFLOP/s" % (
+        torch.cuda.get_device_name(), peak / 1e12)
+    print("%s, PyTorch %s; %d layers of %d, heads of %d, %d for keys, ffn %d, vocabulary %d, %d tokens in a step\n" %
+          (where, torch.__version__, o.layers, o.hidden, o.head_dim, o.heads_kv, o.ffn, o.vocab, o.tokens))
+    who = ["fattn"] + ["PyTorch " + way for way in o.torch]
+    bench.table(["dtype", "seq", "batch", *(name + ", tok/s" for name in who), "ratio",
+                 *(name + what for what in (", MFU", ", GiB") if o.device == "cuda" for name in who)], rows)
     print("\nthe least ratio is %.2f" % least)
     return 1 if least < o.least else 0
 

@@ -51,8 +51,8 @@ typedef struct device_table {
     bool (*dropout)(device *d, const dropout_call *c);
     bool (*swiglu_forward)(device *d, const swiglu_call *c);
     bool (*swiglu_backward)(device *d, const swiglu_call *c);
-    bool (*cross_entropy_forward)(device *d, const cross_entropy_call *c);
-    bool (*cross_entropy_backward)(device *d, const cross_entropy_call *c);
+    bool (*cross_entropy)(device *d, const cross_entropy_call *c);
+    bool (*loss_sum)(device *d, const loss_sum_call *c);
     bool (*merge)(device *d, const merge_call *c);
     bool (*grad_squares)(device *d, const update_call *c);
     bool (*grad_norm)(device *d, const update_call *c);

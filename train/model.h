@@ -120,9 +120,11 @@ typedef struct step_options {
     int64_t batch, seq;
     attention_path attention;
     document_options documents;
-    bool backward;  /* false: forward only, with far less memory */
-    bool recompute; /* whole layers are computed again in backward instead of kept */
-    double dropout; /* of residual branches and of attention's probabilities; 0: none, as evaluation wants it */
+    bool backward;     /* false: forward only, with far less memory */
+    bool recompute;    /* whole layers are computed again in backward instead of kept */
+    bool logits;       /* step_logits() is wanted */
+    int64_t head_rows; /* so many rows' logits exist at a time; 0: what is good */
+    double dropout;    /* of residual branches and of attention's probabilities; 0: none, as evaluation wants it */
     /* Not NULL: called within step_backward() when the gradients of a layer's parameters, and of all behind it but a tied head,
      * are on their way: from the last layer to the first. False, with train_error() set: it failed. */
     bool (*layer_done)(void *user, int layer);
@@ -146,8 +148,9 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
 void step_free(model_step *s);
 
 /* tokens and targets: [batch, seq]; a target of -1 does not count. targets may be NULL (no loss is wanted: gives 0). Puts the
- * mean loss in *loss, if loss is not NULL, which waits for it. False for a token outside 0 .. vocab-1 or a target outside -1 ..
- * vocab-1. */
+ * mean loss in *loss, if loss is not NULL, which waits for it; if backward follows anyway, which works the loss out, too,
+ * asking for it there costs less: step_loss() after step_backward(). False for a token outside 0 .. vocab-1 or a target outside
+ * -1 .. vocab-1. */
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss);
 /* What dropout draws until the next call, in forward and in backward. */
 void step_seed(model_step *s, uint64_t seed);
@@ -157,7 +160,8 @@ void step_seed(model_step *s, uint64_t seed);
 bool step_backward(model_step *s, float scale);
 /* The mean loss of the last forward, once it is done; backward need not be. */
 bool step_loss(model_step *s, double *loss);
-/* [batch * seq, vocab] of the last forward, in the device's memory; valid until the next forward. */
+/* [batch * seq, vocab] of the last forward, in the device's memory; valid until the next forward. NULL unless options.logits.
+ */
 const float *step_logits(const model_step *s);
 /* Targets that counted in the last forward. */
 int64_t step_targets(const model_step *s);

@@ -68,7 +68,7 @@ typedef struct rmsnorm_call {
     bool accumulate;  /* dx is added to */
     float eps;
     const float *x, *weight;
-    void *out;
+    void *out;   /* backward: NULL, or dout's place, where out is made again */
     float *rstd; /* [rows]; forward: may be NULL */
     const void *dout;
     float *dx;
@@ -115,22 +115,29 @@ typedef struct swiglu_call {
     int64_t rows, ffn;
     number_type type;
     const void *x; /* [rows, 2 ffn] */
-    void *out;     /* [rows, ffn] */
+    void *out;     /* [rows, ffn]; backward: NULL, or dout's place, where out is made again */
     const void *dout;
     void *dx;
 } swiglu_call;
 
-/* layers/cross_entropy.c */
+/* layers/head.c: each row's loss, 0 without a target, and its gradient */
 typedef struct cross_entropy_call {
     int64_t rows, vocab;
     number_type type;       /* of dx */
     const float *x;         /* [rows, vocab] */
     const int32_t *targets; /* [rows]; -1: the row does not count */
-    float *lse;             /* [rows] */
-    double *loss;           /* the sum over rows; shared with the host */
-    float factor;           /* backward: of the sum's gradient */
-    void *dx;
+    double *losses;         /* [rows] */
+    float factor;           /* of the gradient of the sum over rows */
+    void *dx;               /* [rows, vocab], dx_stride apart; NULL: not wanted. A row may begin where that of x does */
+    int64_t dx_stride;
 } cross_entropy_call;
+
+/* sum = that of losses */
+typedef struct loss_sum_call {
+    int64_t rows;
+    const double *losses; /* [rows] */
+    double *sum;          /* shared with the host */
+} loss_sum_call;
 
 /* ATTENTION_BLOCK of attention.h: joins a block's result to the rows that it concerns. float only */
 typedef struct merge_call {

@@ -23,8 +23,9 @@ struct model_step {
     int32_t *documents;        /* of the device, as attention.h has them; NULL: none */
     int32_t *picked; /* [3][rows], of the host: tokens, targets and positions of the rows that are here; NULL if all are */
     int32_t *split;  /* [5][batch, whole sequence], of the host: see make_documents; NULL: no documents */
-    tensor *logits;  /* [rows, vocab] */
+    tensor *logits;  /* [rows, vocab]; NULL: not wanted */
     loss_state loss;
+    bool has_loss;         /* of the last forward: it is on its way */
     int64_t counted;       /* targets of the last forward */
     uint64_t seed, places; /* of dropout: what it draws, and how many places were recorded */
 };
@@ -35,23 +36,26 @@ static dropout drop_at(model_step *s)
     return (dropout){s->options.dropout, &s->seed, s->places++};
 }
 
-/* residual + x W^T, the product with dropout */
-static tensor *record_branch(model_step *s, tensor *x, const matrix *weight, tensor *residual)
+/* residual + f(x) W^T, the product with dropout */
+static tensor *record_branch(model_step *s, tensor *x, const feed *f, const matrix *weight, tensor *residual)
 {
     const dropout d = drop_at(s);
-    return d.p > 0 ? layer_dropout_residual(s->t, layer_linear(s->t, x, weight), &d, residual)
-                   : layer_linear_residual(s->t, x, weight, residual);
+    return d.p > 0 ? layer_dropout_residual(s->t, layer_linear(s->t, x, f, weight), &d, residual)
+                   : layer_linear_residual(s->t, x, f, weight, residual);
 }
 
-/* x + attention(norm(x)) */
-static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, attention a)
+/* x + attention(norm(x)); the layer's first node */
+static tensor *record_attention(model_step *s, int64_t layer, tensor *x, attention a)
 {
     const model_config *c = &s->m->config;
+    const model_layer *l = &s->m->layer[layer];
+    const feed norm = feed_rmsnorm(l->input_norm, c->rms_eps);
     int64_t q_cols = c->heads * c->head_dim, kv_cols = c->heads_kv * c->head_dim;
     rotation rotate_q = {s->m->rope_cos, s->m->rope_sin, c->heads, c->head_dim, s->seq, s->positions};
     rotation rotate_k = {s->m->rope_cos, s->m->rope_sin, c->heads_kv, c->head_dim, s->seq, s->positions};
-    tensor *n = layer_rmsnorm(s->t, x, l->input_norm, c->rms_eps);
-    tensor *qkv = layer_linear(s->t, n, &l->qkv); /* [rows, q_cols + 2 kv_cols] */
+    tensor *qkv = layer_linear(s->t, x, &norm, &l->qkv); /* [rows, q_cols + 2 kv_cols] */
+    if (s->options.layer_done)
+        tape_tell(s->t, (int)layer);
     tensor *q = tape_columns(s->t, qkv, 0, q_cols);
     tensor *k = tape_columns(s->t, qkv, q_cols, kv_cols);
     tensor *v = tape_columns(s->t, qkv, q_cols + kv_cols, kv_cols);
@@ -59,15 +63,15 @@ static tensor *record_attention(model_step *s, const model_layer *l, tensor *x, 
     k = layer_qknorm_rope(s->t, k, l->k_norm, &rotate_k, c->rms_eps);
     a.drop = drop_at(s);
     tensor *o = layer_attention(s->t, q, k, v, &a); /* [rows, q_cols] */
-    return record_branch(s, o, &l->o, x);
+    return record_branch(s, o, NULL, &l->o, x);
 }
 
 /* x + mlp(norm(x)) */
 static tensor *record_mlp(model_step *s, const model_layer *l, tensor *x)
 {
-    tensor *n = layer_rmsnorm(s->t, x, l->post_norm, s->m->config.rms_eps);
-    tensor *gate_up = layer_linear(s->t, n, &l->gate_up); /* [rows, 2 ffn] */
-    return record_branch(s, layer_swiglu(s->t, gate_up), &l->down, x);
+    const feed norm = feed_rmsnorm(l->post_norm, s->m->config.rms_eps), swiglu = feed_swiglu();
+    tensor *gate_up = layer_linear(s->t, x, &norm, &l->gate_up); /* [rows, 2 ffn] */
+    return record_branch(s, gate_up, &swiglu, &l->down, x);
 }
 
 static void record(model_step *s, const runtime *r)
@@ -80,14 +84,25 @@ static void record(model_step *s, const runtime *r)
     tensor *x = layer_embedding(s->t, s->tokens, s->rows, &s->m->embed); /* [rows, hidden] */
     for (int64_t i = 0; i < c->layers; i++) {
         tape_begin_segment(s->t);
-        x = record_attention(s, &s->m->layer[i], x, a);
+        x = record_attention(s, i, x, a);
         x = record_mlp(s, &s->m->layer[i], x);
         tape_end_segment(s->t);
     }
     x = layer_rmsnorm(s->t, x, s->m->norm, c->rms_eps);
-    s->logits = layer_linear_logits(s->t, x, &s->m->head);
-    tape_keep(s->t, s->logits);
-    layer_cross_entropy(s->t, s->logits, &s->loss);
+    if (s->options.logits)
+        s->logits = tape_tensor(s->t, s->rows, c->vocab, NUMBER_F32);
+    layer_head(s->t, x, &s->m->head, &s->loss, s->logits, s->options.head_rows);
+    tape_tell(s->t, (int)c->layers);
+}
+
+/* What backward has got to: the loss, and then a layer. */
+static bool told(void *user, int what)
+{
+    model_step *s = user;
+    if (what < s->m->config.layers)
+        return s->options.layer_done(s->options.user, what);
+    s->has_loss = true;
+    return s->m->device->run->mark(s->m->device, MARK_LOSS);
 }
 
 /* The widest row of an activation. */
@@ -111,6 +126,8 @@ static bool check_options(const model *m, const step_options *o)
                           o->batch, o->seq);
     if (o->attention.kind >= ATTENTION_BLOCK && o->attention.size < 1)
         return train_fail("the size of attention's blocks or window is %" PRId64 ", but must be 1 or more", o->attention.size);
+    if (o->head_rows < 0)
+        return train_fail("head_rows is %" PRId64 ", but must not be negative", o->head_rows);
     if (!(o->dropout >= 0 && o->dropout < 1))
         return train_fail("dropout is %g, but must be in [0, 1)", o->dropout);
     if (o->backward && o->attention.kind == ATTENTION_BLOCK)
@@ -195,8 +212,8 @@ model_step *step_create(model *m, const runtime *r, const step_options *options)
         /* What ranks tell each other is not noted down. */
         ready = tape_plan(s->t, &(tape_options){.backward = options->backward,
                                                 .recompute = options->recompute,
-                                                .segment_done = options->layer_done,
-                                                .user = options->user,
+                                                .told = told,
+                                                .user = s,
                                                 .one_by_one = s->ring != NULL});
     }
     if (ready)
@@ -287,6 +304,12 @@ static int64_t count_targets(const int32_t *targets, int64_t rows)
     return count;
 }
 
+/* The head, and with it the loss. */
+static bool finish(model_step *s)
+{
+    return s->has_loss || (tape_finish(s->t) && told(s, (int)s->m->config.layers));
+}
+
 bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, double *loss)
 {
     device *d = s->m->device;
@@ -302,10 +325,11 @@ bool step_forward(model_step *s, const int32_t *tokens, const int32_t *targets, 
     if (s->ring)
         pick_rows(s, &in);
     s->counted = count_targets(in.targets, s->rows);
+    s->has_loss = false;
     return d->run->put(d, s->tokens, in.tokens, bytes) &&
            (in.targets ? d->run->put(d, s->targets, in.targets, bytes) : d->run->fill(d, s->targets, NO_TARGET, bytes)) &&
            (!in.positions || d->run->put(d, s->positions, in.positions, bytes)) && tape_forward(s->t) &&
-           d->run->mark(d, MARK_LOSS) && (!loss || step_loss(s, loss));
+           ((s->options.backward && !s->logits) || finish(s)) && (!loss || step_loss(s, loss));
 }
 
 /* The key that a kernel is given is noted with it. */
@@ -321,7 +345,7 @@ void step_seed(model_step *s, uint64_t seed)
 bool step_loss(model_step *s, double *loss)
 {
     device *d = s->m->device;
-    bool done = d->run->wait(d, MARK_LOSS);
+    bool done = finish(s) && d->run->wait(d, MARK_LOSS);
     *loss = s->counted ? *s->loss.loss / (double)s->counted : 0.0;
     return done;
 }
@@ -338,7 +362,7 @@ bool step_backward(model_step *s, float scale)
 
 const float *step_logits(const model_step *s)
 {
-    return s->logits->data;
+    return s->logits ? s->logits->data : NULL;
 }
 
 int64_t step_targets(const model_step *s)

@@ -2,7 +2,8 @@
  * The tape: see tape.h.
  *
  * The plan is a list of calls, forward of all nodes and then backward in reverse; the index of a call is the time in the
- * arena's plan. With recomputing, the forward calls of a segment stand once more before its backward calls:
+ * arena's plan. Forward of late nodes is a part of its own, which may be left out. With recomputing, the forward calls of a
+ * segment stand once more before its backward calls:
  *
  *     without   F0 F1 F2 F3 | B3 B2 B1 B0
  *     with      F0 F1 F2 F3 | F2 F3 B3 B2  F0 F1 B1 B0         segments {0, 1} and {2, 3}
@@ -27,10 +28,12 @@ typedef struct call {
 /* Calls that a device notes down and repeats as a whole: forward, and backward up to where somebody wants to know. */
 typedef struct part {
     int first, end;
-    int segment; /* whose backward ends with this part; -1: none */
+    int tells;   /* what somebody is told at the end of this part; -1: nothing */
     bool ran;    /* since tape_changed */
     void *noted; /* the device's; NULL: nothing yet */
 } part;
+
+enum { PART_FORWARD, PART_LATE, FORWARD_PARTS };
 
 struct tape {
     device *device;
@@ -40,12 +43,12 @@ struct tape {
     tensor **tensors;
     int tensor_count, tensor_capacity;
     call *calls;
-    int call_count, first_backward;
+    int call_count, first_late, first_backward;
     memory_plan memory;
     int segments; /* begun so far */
     int segment;  /* being recorded; -1: none */
     bool failed;
-    part *parts; /* parts[0] is forward */
+    part *parts; /* those of forward first: FORWARD_PARTS */
     int part_count;
     tape_options options;
     node scrap_node;
@@ -164,6 +167,7 @@ node *tape_node(tape *t, const char *name, size_t state_bytes)
     n->state = state;
     n->passes_gradient = -1;
     n->segment = t->segment;
+    n->tells = -1;
     return t->nodes[t->node_count++] = n;
 }
 
@@ -182,6 +186,12 @@ void tape_begin_segment(tape *t)
 void tape_end_segment(tape *t)
 {
     t->segment = -1;
+}
+
+void tape_tell(tape *t, int what)
+{
+    if (t->node_count)
+        t->nodes[t->node_count - 1]->tells = what;
 }
 
 /* --------------------------------------------------------------------------------------------------- plan: what to run */
@@ -248,8 +258,11 @@ static bool list_calls(tape *t, bool backward)
     t->calls = calloc(3 * (size_t)t->node_count + 1, sizeof *t->calls);
     if (!t->calls)
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
-    for (int i = 0; i < t->node_count; i++)
+    for (int i = 0; i < t->node_count; i++) {
+        assert(i == 0 || t->nodes[i]->late >= t->nodes[i - 1]->late);
+        t->first_late += !t->nodes[i]->late;
         add_call(t, t->nodes[i], false, 0);
+    }
     t->first_backward = t->call_count;
     int redone = -1;
     for (int i = t->node_count - 1; i >= 0 && backward; i--) {
@@ -265,25 +278,22 @@ static bool list_calls(tape *t, bool backward)
     return true;
 }
 
-static void end_part(tape *t, int end, int segment)
+static void end_part(tape *t, int end, int tells)
 {
     const int first = t->part_count ? t->parts[t->part_count - 1].end : 0;
-    if (end > first || segment >= 0 || t->part_count == 0)
-        t->parts[t->part_count++] = (part){.first = first, .end = end, .segment = segment};
+    t->parts[t->part_count++] = (part){.first = first, .end = end, .tells = tells};
 }
 
-/* A segment's backward calls stand together, the last of them is that of its first node. */
 static bool list_parts(tape *t)
 {
-    t->parts = calloc((size_t)t->segments + 2, sizeof *t->parts);
+    t->parts = calloc((size_t)t->node_count + FORWARD_PARTS + 1, sizeof *t->parts);
     if (!t->parts)
         return train_fail_as(TRAIN_ERROR_WORK, "no memory for the tape");
+    end_part(t, t->first_late, -1);
     end_part(t, t->first_backward, -1);
-    for (int i = t->first_backward; i < t->call_count && t->options.segment_done; i++) {
-        const int segment = t->calls[i].n->segment;
-        if (segment >= 0 && (i + 1 == t->call_count || t->calls[i + 1].n->segment != segment))
-            end_part(t, i + 1, segment);
-    }
+    for (int i = t->first_backward; i < t->call_count; i++)
+        if (t->calls[i].backward && t->calls[i].n->tells >= 0)
+            end_part(t, i + 1, t->calls[i].n->tells);
     end_part(t, t->call_count, -1);
     return true;
 }
@@ -479,6 +489,8 @@ static bool note(tape *t, part *p)
  * may not be noted. */
 static bool run_or_replay(tape *t, part *p)
 {
+    if (p->first == p->end)
+        return true;
     if (!p->ran || t->options.one_by_one || !t->device->run->note_begin) {
         p->ran = true;
         return run(t, p);
@@ -488,15 +500,20 @@ static bool run_or_replay(tape *t, part *p)
 
 bool tape_forward(tape *t)
 {
-    return run_or_replay(t, &t->parts[0]);
+    return run_or_replay(t, &t->parts[PART_FORWARD]);
+}
+
+bool tape_finish(tape *t)
+{
+    return run_or_replay(t, &t->parts[PART_LATE]);
 }
 
 bool tape_backward(tape *t)
 {
     const tape_options *o = &t->options;
-    for (int i = 1; i < t->part_count; i++) {
+    for (int i = FORWARD_PARTS; i < t->part_count; i++) {
         part *p = &t->parts[i];
-        if ((p->end > p->first && !run_or_replay(t, p)) || (p->segment >= 0 && !o->segment_done(o->user, p->segment)))
+        if (!run_or_replay(t, p) || (p->tells >= 0 && !o->told(o->user, p->tells)))
             return false;
     }
     return true;
@@ -506,7 +523,7 @@ void tape_changed(tape *t, tape_direction way)
 {
     for (int i = 0; i < t->part_count; i++) {
         part *p = &t->parts[i];
-        if ((i == 0) != (way == TAPE_FORWARD))
+        if ((i < FORWARD_PARTS) != (way == TAPE_FORWARD))
             continue;
         if (p->noted)
             t->device->run->forget(t->device, p->noted);

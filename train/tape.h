@@ -4,8 +4,8 @@
  *     record   every layer function (layers/layers.h) appends a node and returns the tensor it will write
  *     plan     writes down the order of work - forward of every node, then backward in reverse - works out how long every
  *              buffer is needed, and places all of them in one arena
- *     replay   tape_forward() and tape_backward() run the nodes; nothing is allocated, but where a device notes down the work
- * of the second time, and from then on does it as a whole
+ *     replay   tape_forward(), tape_finish() and tape_backward() run the nodes; nothing is allocated, but where a device notes
+ *              down the work of the second time, and from then on does it as a whole
  *
  * Gradients: the first node to reach a tensor on the way back writes its gradient and the others add, which is settled
  * while planning, so nothing is cleared. Gradients of parameters are always added to; whoever owns them clears them.
@@ -31,6 +31,7 @@ struct node {
     number_type type;         /* the tape's: of activations that go into products */
     bool (*forward)(node *n); /* false, with train_error() set, only for what the plan could not foresee */
     bool (*backward)(node *n);
+    bool late;               /* backward does all that forward does, too; such nodes are recorded last */
     tensor *in[NODE_INPUTS]; /* NULL: none */
     tensor *out;             /* NULL: none (the loss) */
     void *state;             /* the layer's own numbers; freed with the tape */
@@ -49,6 +50,7 @@ struct node {
 
     /* for the tape */
     int segment, saved_buffer;
+    int tells;  /* what tape_tell() was given; -1: nothing */
     bool again; /* runs a second time when recomputing */
 };
 
@@ -74,20 +76,22 @@ void tape_fail(tape *t);
 void tape_keep(tape *t, tensor *x);
 void tape_begin_segment(tape *t);
 void tape_end_segment(tape *t);
+/* Lets tape_backward() tell `what` >= 0 when the backward of the node recorded last, and so of all after it, is on its way. */
+void tape_tell(tape *t, int what);
 
 /* ---- plan and replay */
 
 typedef struct tape_options {
-    bool backward;  /* false: forward only, and buffers are reused as soon as forward has read them */
-    bool recompute; /* run segments again in backward instead of keeping their inner tensors */
-    /* Not NULL: called within tape_backward() when the calls of a segment's backward are on their way. False: it failed. */
-    bool (*segment_done)(void *user, int segment);
+    bool backward;                      /* false: forward only, and buffers are reused as soon as forward has read them */
+    bool recompute;                     /* run segments again in backward instead of keeping their inner tensors */
+    bool (*told)(void *user, int what); /* whom tape_tell() means. False: it failed */
     void *user;
     bool one_by_one; /* never noted down: some node's work cannot be */
 } tape_options;
 
 bool tape_plan(tape *t, const tape_options *options);
-bool tape_forward(tape *t);
+bool tape_forward(tape *t); /* but for nodes that are late */
+bool tape_finish(tape *t);  /* their forward; with backward to come, only if what they write is wanted before */
 bool tape_backward(tape *t);
 
 typedef enum tape_direction { TAPE_FORWARD, TAPE_BACKWARD, TAPE_DIRECTIONS } tape_direction;

@@ -157,8 +157,8 @@ failed() {
     [ $code -eq 1 ] || complain "fattn $*: exit code $code instead of 1"
     says "^fattn: .*$word"
 }
-failed 'no memory: [0-9]* bytes are needed, for a step of' train $tiny --steps 1 --batch 100000
-failed 'no memory: [0-9]* bytes are needed, for a step of' eval --model "$dir/flash" --batch 100000 --threads 1
+failed 'no memory: [0-9]* bytes are needed, for a step of' train $tiny --steps 1 --batch 1000000
+failed 'no memory: [0-9]* bytes are needed, for a step of' eval --model "$dir/flash" --batch 1000000 --threads 1
 
 # ----------------------------------------------------------------------------------------------------------------- resume
 # A run that is interrupted, and goes on, ends as the one that was not.

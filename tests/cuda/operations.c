@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/cuda/trainers_gpu.h"
+#include "train/cpu/numbers.h"
 #include "train/error.h"
 
 /* Memory of the GPU with these bytes. */
@@ -69,17 +70,27 @@ static void many_tokens(void **state)
     free(tokens);
 }
 
-/* Logits far apart, of tokens that cannot be, and, where not_a_number, of one row that are no numbers in one place. */
-static void compare_logits(int64_t vocab, bool not_a_number)
+/* What a gradient of logits holds, as floats. */
+static void read_gradient(float *to, const void *from, number_type type, int64_t rows, int64_t vocab, int64_t stride)
+{
+    for (int64_t i = 0; i < rows * vocab; i++) {
+        const int64_t at = i / vocab * stride + i % vocab;
+        to[i] = type == NUMBER_F32 ? ((const float *)from)[at] : widen(((const uint16_t *)from)[at]);
+    }
+}
+
+/* Logits far apart, of tokens that cannot be, and, where not_a_number, of one row that are no numbers in one place. The GPU's
+ * gradient lies in their place. */
+static void compare_logits(int64_t vocab, number_type type, bool not_a_number)
 {
     enum { LOGIT_ROWS = 40 };
     device *d = gpu[0].device;
-    const int64_t count = LOGIT_ROWS * vocab;
+    const int64_t count = LOGIT_ROWS * vocab, stride = vocab * (int64_t)(sizeof(float) / number_bytes(type));
     const size_t bytes = (size_t)count * sizeof(float);
     int32_t targets[LOGIT_ROWS];
-    float *x = malloc(bytes), *dx = malloc(bytes), lse[LOGIT_ROWS];
-    double loss, *shared = d->run->allocate_shared(d, sizeof *shared);
-    assert_true(x && dx && shared);
+    float *x = malloc(bytes), *dx = malloc(bytes), *wanted = malloc(bytes), *got = malloc(bytes);
+    double losses[LOGIT_ROWS], there_losses[LOGIT_ROWS], sum, *shared = d->run->allocate_shared(d, sizeof *shared);
+    assert_true(x && dx && wanted && got && shared);
     fill_normal(x, count, 0, 6, 7);
     for (int64_t i = 0; i < vocab - 1; i++) {
         x[i] = i < 400 ? -INFINITY : x[i];
@@ -94,43 +105,59 @@ static void compare_logits(int64_t vocab, bool not_a_number)
         x[7 * vocab + 4321] = NAN;
     cross_entropy_call c = {.rows = LOGIT_ROWS,
                             .vocab = vocab,
+                            .type = type,
                             .factor = 2,
                             .x = x,
                             .targets = targets,
-                            .lse = lse,
-                            .loss = &loss,
-                            .dx = dx};
+                            .losses = losses,
+                            .dx = dx,
+                            .dx_stride = vocab};
     cross_entropy_call there = c;
-    lse[5] = 0;
-    there.x = copy_there(x, bytes);
+    there.dx = copy_there(x, bytes);
+    there.x = there.dx;
+    there.dx_stride = stride;
     there.targets = copy_there(targets, sizeof targets);
-    there.lse = copy_there(lse, sizeof lse);
-    there.dx = copy_there(dx, bytes);
-    there.loss = shared;
-    require(device_cpu()->run->cross_entropy_forward(device_cpu(), &c) && d->run->cross_entropy_forward(d, &there));
-    require(device_cpu()->run->cross_entropy_backward(device_cpu(), &c) && d->run->cross_entropy_backward(d, &there));
-    assert_int_equal(isnan(lse[7]), not_a_number);
-    compare_there("lse", there.lse, lse, LOGIT_ROWS, 1e-6);
-    compare_there("gradient of logits", there.dx, dx, count, 1e-5);
+    there.losses = copy_there(losses, sizeof losses);
+    loss_sum_call add = {.rows = LOGIT_ROWS, .losses = losses, .sum = &sum}, add_there = add;
+    add_there.losses = there.losses;
+    add_there.sum = shared;
+    require(device_cpu()->run->cross_entropy(device_cpu(), &c) && d->run->cross_entropy(d, &there));
+    require(device_cpu()->run->loss_sum(device_cpu(), &add) && d->run->loss_sum(d, &add_there));
+    read_gradient(wanted, dx, type, LOGIT_ROWS, vocab, vocab);
+    require(d->run->get(d, dx, there.dx, bytes) && d->run->get(d, there_losses, there.losses, sizeof there_losses));
+    read_gradient(got, dx, type, LOGIT_ROWS, vocab, stride);
+    check_error("gradient of logits", error_ff(got, wanted, count), type == NUMBER_F32 ? 1e-5 : 4e-3);
+    assert_int_equal(isnan(losses[7]), not_a_number);
+    for (int r = 0; r < LOGIT_ROWS; r++)
+        if (isnan(losses[r]))
+            assert_true(isnan(there_losses[r]));
+        else
+            check_error("loss of a row", fabs(there_losses[r] - losses[r]), 1e-5 * fabs(losses[r]));
     if (not_a_number)
-        assert_true(isnan(*shared) && isnan(loss));
+        assert_true(isnan(*shared) && isnan(sum));
     else
-        check_error("loss", fabs(*shared - loss), 1e-6 * fabs(loss));
-    d->run->release(d, (void *)(uintptr_t)there.x);
+        check_error("loss", fabs(*shared - sum), 1e-6 * fabs(sum));
+    d->run->release(d, there.dx);
     d->run->release(d, (void *)(uintptr_t)there.targets);
+    d->run->release(d, there.losses);
     d->run->release_shared(d, shared);
     free(x);
     free(dx);
+    free(wanted);
+    free(got);
 }
 
-/* Vocabularies that come in fours and not. */
+/* Vocabularies that come in fours and not, of a warp's rows and of a block's. */
 static void many_logits(void **state)
 {
     (void)state;
     need_gpu();
-    for (int64_t vocab = 5001; vocab <= 5004; vocab += 3)
-        for (int bad = 0; bad < 2; bad++)
-            compare_logits(vocab, bad);
+    const int64_t sizes[] = {5001, 5004, 8192, 9001, 50257, 50304};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int bad = 0; bad < 2; bad++) {
+            compare_logits(sizes[i], NUMBER_F32, bad);
+            compare_logits(sizes[i], NUMBER_BF16, bad);
+        }
 }
 
 int main(void)

@@ -38,7 +38,8 @@ static model_step *open_step(model *m, const char *path, int64_t batch, int64_t 
 {
     model_step *s = step_create(
         m, test_runtime(),
-        &(step_options){.batch = batch, .seq = seq, .attention = path_of(path), .documents = documents, .backward = true});
+        &(step_options){
+            .batch = batch, .seq = seq, .attention = path_of(path), .documents = documents, .backward = true, .logits = true});
     require(s);
     return s;
 }

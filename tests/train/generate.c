@@ -70,8 +70,8 @@ static void without_cache(model *m, const char *path, output *out)
     int32_t tokens[LONGEST];
     prompt_of(tokens);
     for (int64_t length = PROMPT; out->count < MADE; ++length) {
-        model_step *step =
-            step_create(m, test_runtime(), &(step_options){.batch = 1, .seq = length, .attention = path_of(path)});
+        model_step *step = step_create(m, test_runtime(),
+                                       &(step_options){.batch = 1, .seq = length, .attention = path_of(path), .logits = true});
         require(step);
         require(step_forward(step, tokens, NULL, NULL));
         const float *logits = step_logits(step) + (length - 1) * VOCAB;

@@ -22,7 +22,8 @@ static const model_config small = {.vocab = 61,
 
 static model_step *new_step(model *m, const char *path, int64_t batch, int64_t seq, bool backward, bool recompute)
 {
-    step_options o = {.batch = batch, .seq = seq, .attention = path_of(path), .backward = backward, .recompute = recompute};
+    const step_options o = {
+        .batch = batch, .seq = seq, .attention = path_of(path), .backward = backward, .recompute = recompute, .logits = true};
     model_step *s = step_create(m, test_runtime(), &o);
     require(s);
     return s;

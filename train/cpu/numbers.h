@@ -78,4 +78,13 @@ static inline void write_numbers(void *x, number_type type, int64_t at, int64_t 
         narrow[i] = round_bf16(scratch[i]);
 }
 
+/* Numbers that were not made in their place. */
+static inline void put_numbers(void *x, number_type type, int64_t at, int64_t count, const float *from)
+{
+    if (type == NUMBER_F32)
+        memcpy((float *)x + at, from, (size_t)count * sizeof *from);
+    else
+        write_numbers(x, type, at, count, from);
+}
+
 #endif

@@ -82,6 +82,8 @@ static void rmsnorm_backward_row(const rmsnorm_call *n, float *dw, int64_t row)
         const float *dout = read_numbers(n->dout, n->type, first + i, count, scratch);
         rmsnorm_backward_piece(n->dx + first + i, n->accumulate, dw + i, dout, x + i, n->weight + i, s, slope, count);
     }
+    if (n->out)
+        rmsnorm_forward_row(n, row, s);
 }
 
 static bool rmsnorm_backward(device *d, const rmsnorm_call *n)

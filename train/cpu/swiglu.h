@@ -49,13 +49,15 @@ static bool swiglu_forward(device *d, const swiglu_call *c)
     return true;
 }
 
-static void swiglu_backward_piece(float *restrict dgate, float *restrict dup, const float *restrict dout,
+/* out: what forward made */
+static void swiglu_backward_piece(float *restrict dgate, float *restrict dup, float *restrict out, const float *restrict dout,
                                   const float *restrict gate, const float *restrict up, int64_t ffn)
 {
     for (int64_t c = 0; c < ffn; c++) {
         float s = sigmoid(gate[c]), silu = gate[c] * s;
         dgate[c] = dout[c] * up[c] * (s + silu * (1.0f - s));
         dup[c] = dout[c] * silu;
+        out[c] = silu * up[c];
     }
 }
 
@@ -67,18 +69,20 @@ static bool swiglu_backward(device *d, const swiglu_call *c)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < ffn; i += STEP) {
             const int64_t count = step_at(i, ffn), at = r * 2 * ffn + i;
-            float gate[STEP], up[STEP], dout[STEP], dgate[STEP], dup[STEP];
+            float gate[STEP], up[STEP], dout[STEP], dgate[STEP], dup[STEP], out[STEP];
             if (r + 1 < rows) {
                 prefetch_halves(c->x, c->type, at + 2 * ffn, ffn, count);
                 prefetch_halves(c->dx, c->type, at + 2 * ffn, ffn, count);
                 prefetch_numbers(c->dout, c->type, (r + 1) * ffn + i, count);
             }
             swiglu_backward_piece(room_for_numbers(c->dx, c->type, at, dgate), room_for_numbers(c->dx, c->type, at + ffn, dup),
-                                  read_numbers(c->dout, c->type, r * ffn + i, count, dout),
+                                  out, read_numbers(c->dout, c->type, r * ffn + i, count, dout),
                                   read_numbers(c->x, c->type, at, count, gate),
                                   read_numbers(c->x, c->type, at + ffn, count, up), count);
             write_numbers(c->dx, c->type, at, count, dgate);
             write_numbers(c->dx, c->type, at + ffn, count, dup);
+            if (c->out)
+                put_numbers(c->out, c->type, r * ffn + i, count, out);
         }
     return true;
 }

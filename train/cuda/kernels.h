@@ -6,7 +6,8 @@
 #define TRAIN_CUDA_KERNELS_H
 
 enum {
-    CUDA_THREADS = 256, /* of every block */
+    CUDA_THREADS = 256, /* of a block */
+    CUDA_WIDE = 1024,   /* of one that has a row of logits, which the L2 holds for all blocks at once until it is read again */
     CUDA_CHUNKS = 264,  /* blocks that sums over rows are cut into: two for each multiprocessor of an H200 */
     CUDA_COLUMNS = 32,  /* columns of a block of add_chunks, and of a warp of embedding_backward: 4 times as many at best */
     CUDA_SCAN = 4096,   /* tokens that a block of embedding_backward looks at, at a time */
@@ -43,10 +44,11 @@ enum {
     X(ROWS, swiglu_backward_f32)                                                                                               \
     X(ROWS, swiglu_backward_bf16)                                                                                              \
     X(ROWS, merge_rows)                                                                                                        \
-    X(SUMS, cross_entropy_forward)                                                                                             \
-    X(SUMS, cross_entropy_loss)                                                                                                \
-    X(SUMS, cross_entropy_backward_f32)                                                                                        \
-    X(SUMS, cross_entropy_backward_bf16)                                                                                       \
+    X(SUMS, cross_entropy_f32)                                                                                                 \
+    X(SUMS, cross_entropy_bf16)                                                                                                \
+    X(SUMS, cross_entropy_wide_f32)                                                                                            \
+    X(SUMS, cross_entropy_wide_bf16)                                                                                           \
+    X(SUMS, loss_sum)                                                                                                          \
     X(SUMS, grad_squares)                                                                                                      \
     X(SUMS, grad_norm)                                                                                                         \
     X(SUMS, update_pieces)                                                                                                     \

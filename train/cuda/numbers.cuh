@@ -12,6 +12,8 @@
 #include "train/operations.h"
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(CUDA_THREADS)
+/* With blocks of so many threads. */
+#define KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads)
 /* With registers for so many blocks at a time on a multiprocessor. */
 #define KERNEL_FOR(blocks) extern "C" __global__ void __launch_bounds__(CUDA_THREADS, blocks)
 

@@ -162,18 +162,23 @@ static void forget(device *d, void *noted)
 
 /* ------------------------------------------------------------------------------------------------------------- launching */
 
-static bool launch_grid(device *d, kernel_id k, int64_t x, int64_t y, void **arguments)
+static bool launch_blocks(device *d, kernel_id k, int64_t x, int64_t y, int threads, void **arguments)
 {
     const cuda_device *c = cuda_of(d);
     const CUlaunchConfig config = {.gridDimX = (unsigned)x,
                                    .gridDimY = (unsigned)y,
                                    .gridDimZ = 1,
-                                   .blockDimX = CUDA_THREADS,
+                                   .blockDimX = (unsigned)threads,
                                    .blockDimY = 1,
                                    .blockDimZ = 1,
                                    .hStream = d->stream};
     CUresult result = x && y ? gpu_driver()->cuLaunchKernelEx(&config, c->function[k], arguments, NULL) : CUDA_SUCCESS;
     return result == CUDA_SUCCESS || driver_failed(result, kernels[k].name);
+}
+
+static bool launch_grid(device *d, kernel_id k, int64_t x, int64_t y, void **arguments)
+{
+    return launch_blocks(d, k, x, y, CUDA_THREADS, arguments);
 }
 
 /* `blocks` of a kernel that takes a call. */
@@ -256,7 +261,7 @@ static bool rmsnorm_backward(device *d, const rmsnorm_call *c)
     return launch_warps(d, of_type(K_rmsnorm_backward_f32, c->type), c->rows, c) &&
            launch_grid(d, of_type(K_rmsnorm_weights_f32, c->type), (c->cols + CUDA_COLUMNS - 1) / CUDA_COLUMNS, CUDA_CHUNKS,
                        arguments) &&
-           add_chunks(d, c->dweight, c->partial, c->cols);
+           add_chunks(d, c->dweight, c->partial, c->cols) && (!c->out || rmsnorm_forward(d, c));
 }
 
 static bool qknorm_rope_forward(device *d, const qknorm_rope_call *c)
@@ -287,14 +292,18 @@ static bool swiglu_backward(device *d, const swiglu_call *c)
     return launch_numbers(d, of_type(K_swiglu_backward_f32, c->type), c->rows * c->ffn, c);
 }
 
-static bool cross_entropy_forward(device *d, const cross_entropy_call *c)
+static bool cross_entropy(device *d, const cross_entropy_call *c)
 {
-    return launch_warps(d, K_cross_entropy_forward, c->rows, c) && launch(d, K_cross_entropy_loss, 1, c);
+    enum { WIDE = 8192 };
+    void *arguments[] = {(void *)(uintptr_t)c};
+    if (c->vocab < WIDE)
+        return launch_warps(d, of_type(K_cross_entropy_f32, c->type), c->rows, c);
+    return launch_blocks(d, of_type(K_cross_entropy_wide_f32, c->type), blocks_for(d, c->rows, 1), 1, CUDA_WIDE, arguments);
 }
 
-static bool cross_entropy_backward(device *d, const cross_entropy_call *c)
+static bool loss_sum(device *d, const loss_sum_call *c)
 {
-    return launch_warps(d, of_type(K_cross_entropy_backward_f32, c->type), c->rows, c);
+    return launch(d, K_loss_sum, 1, c);
 }
 
 static bool merge(device *d, const merge_call *c)
@@ -375,8 +384,8 @@ static const device_table table = {.allocate = allocate,
                                    .dropout = dropout_rows,
                                    .swiglu_forward = swiglu_forward,
                                    .swiglu_backward = swiglu_backward,
-                                   .cross_entropy_forward = cross_entropy_forward,
-                                   .cross_entropy_backward = cross_entropy_backward,
+                                   .cross_entropy = cross_entropy,
+                                   .loss_sum = loss_sum,
                                    .merge = merge,
                                    .grad_squares = grad_squares,
                                    .grad_norm = grad_norm,

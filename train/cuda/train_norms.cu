@@ -175,6 +175,7 @@ template <typename T> __device__ inline void held_row_backward(const rmsnorm_cal
 {
     const float *x = c.x + r * c.cols, s = c.rstd[r];
     const T *dout = (const T *)c.dout + r * c.cols;
+    T *out = c.out ? (T *)c.out + r * c.cols : NULL;
     float *dx = c.dx + r * c.cols, dot = 0;
     held_row a, g;
     for_held(c.cols, [&](int p, int i) {
@@ -199,6 +200,13 @@ template <typename T> __device__ inline void held_row_backward(const rmsnorm_cal
         for (int v = 0; v < 4; v++)
             d.x[v] += s * (g.x[p].x[v] - slope * a.x[p].x[v]);
         store<4>(dx + i, d);
+        if (out) {
+            const some<4> w = load<4>(c.weight + i);
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                a.x[p].x[v] = a.x[p].x[v] * s * w.x[v];
+            store<4>(out + i, a.x[p]);
+        }
     });
 }
 

@@ -309,15 +309,18 @@ template <int V, typename T> __device__ inline void swiglu_backward_rows(const s
         const T *x = (const T *)c.x + r * 2 * c.ffn + i;
         T *dx = (T *)c.dx + r * 2 * c.ffn + i;
         const some<V> gate = load<V>(x), up = load<V>(x + c.ffn), dout = load<V>((const T *)c.dout + r * c.ffn + i);
-        some<V> dgate, dup;
+        some<V> dgate, dup, product;
 #pragma unroll
         for (int v = 0; v < V; v++) {
             const float s = sigmoid(gate.x[v]), silu = gate.x[v] * s;
             dgate.x[v] = dout.x[v] * up.x[v] * (s + silu * (1.0f - s));
             dup.x[v] = dout.x[v] * silu;
+            product.x[v] = silu * up.x[v];
         }
         store<V>(dx, dgate);
         store<V>(dx + c.ffn, dup);
+        if (c.out)
+            store<V>((T *)c.out + r * c.ffn + i, product);
     });
 }
 

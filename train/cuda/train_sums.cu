@@ -1,5 +1,5 @@
 /*
- * The loss (layers/cross_entropy.c), the gradient's norm and AdamW (optimizer.h).
+ * The loss (layers/head.c), the gradient's norm and AdamW (optimizer.h).
  */
 #include <float.h>
 
@@ -7,7 +7,7 @@
 
 /* ------------------------------------------------------------------------------------------------------- cross-entropy */
 
-/* A lane's part of sum of e^x, relative to the largest x so far. */
+/* A thread's part of sum of e^x, relative to the largest x so far. */
 struct running_sum {
     float most = -FLT_MAX, sum = 0;
 
@@ -26,90 +26,185 @@ struct running_sum {
             sum += expf(x.x[v] - most);
     }
 
-    /* ln of the warp's sum. */
-    __device__ inline float log() const
+    /* Relative to the largest of the warp, and the same in all its lanes afterwards. */
+    __device__ inline void join_warp()
     {
         const float all = warp_most(most);
-        return all + logf(warp_sum(sum * expf(most - all)));
+        sum = warp_sum(sum * expf(most - all));
+        most = all;
+    }
+
+    __device__ inline float log() const
+    {
+        return most + logf(sum);
     }
 };
 
-__device__ inline bool logits_in_fours(const cross_entropy_call &c)
-{
-    return c.vocab % 4 == 0 && in_fours(c.x, 4);
-}
+/* Who has a row: a warp, or where rows are long a block. Its threads read numbers AT_ONCE * V at a time. */
+struct by_warp {
+    static constexpr int THREADS = WARP;
 
-/* lse of every row that has a target, by a warp each. */
-template <int V> __device__ inline void cross_entropy_forward_rows(const cross_entropy_call &c)
-{
-    for (int64_t r = first_warp(); r < c.rows; r += warp_step()) {
-        if (c.targets[r] < 0)
-            continue;
-        const float *x = c.x + r * c.vocab;
-        running_sum sum;
-#pragma unroll 4
-        for (int64_t i = lane() * V; i < c.vocab; i += WARP * V)
-            sum.add(load<V>(x + i));
-        const float lse = sum.log();
+    static __device__ inline int64_t first()
+    {
+        return first_warp();
+    }
+
+    static __device__ inline int64_t step()
+    {
+        return warp_step();
+    }
+
+    static __device__ inline int thread()
+    {
+        return lane();
+    }
+
+    static __device__ inline void sync()
+    {
+        __syncwarp();
+    }
+
+    static __device__ inline void join(running_sum &sum)
+    {
+        sum.join_warp();
+    }
+};
+
+struct by_block {
+    static constexpr int THREADS = CUDA_WIDE;
+
+    static __device__ inline int64_t first()
+    {
+        return blockIdx.x;
+    }
+
+    static __device__ inline int64_t step()
+    {
+        return gridDim.x;
+    }
+
+    static __device__ inline int thread()
+    {
+        return threadIdx.x;
+    }
+
+    static __device__ inline void sync()
+    {
+        __syncthreads();
+    }
+
+    static __device__ inline void join(running_sum &sum)
+    {
+        constexpr int PARTS = THREADS / WARP;
+        __shared__ running_sum parts[PARTS];
+        sum.join_warp();
+        __syncthreads(); /* the parts of the row before have been read */
         if (lane() == 0)
-            c.lse[r] = lse;
+            parts[warp()] = sum;
+        __syncthreads();
+        sum = parts[lane() % PARTS];
+        if (lane() >= PARTS)
+            sum.sum = 0;
+        sum.join_warp();
+    }
+};
+
+constexpr int AT_ONCE = 4;
+
+/* f(i, x) for each V numbers x from column i on that the thread has. before: called once the row's threads have read what comes
+ * next, so that what they write may lie where earlier numbers and these do. */
+template <int V, typename By, typename Before, typename F>
+__device__ inline void for_row(const float *row, int64_t cols, Before before, F f)
+{
+    for (int64_t first = By::thread() * V; first - By::thread() * V < cols; first += AT_ONCE * By::THREADS * V) {
+        some<V> x[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (first + k * By::THREADS * V < cols)
+                x[k] = load<V>(row + first + k * By::THREADS * V);
+        before();
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (first + k * By::THREADS * V < cols)
+                f(first + k * By::THREADS * V, x[k]);
     }
 }
 
-KERNEL cross_entropy_forward(const __grid_constant__ cross_entropy_call c)
+template <int V, typename By> __device__ inline float lse_of(const float *x, int64_t cols)
 {
-    if (logits_in_fours(c))
-        cross_entropy_forward_rows<4>(c);
-    else
-        cross_entropy_forward_rows<1>(c);
+    running_sum sum;
+    for_row<V, By>(
+        x, cols, [] {}, [&](int64_t, const some<V> &some_x) { sum.add(some_x); });
+    By::join(sum);
+    return sum.log();
 }
 
-/* The sum over the rows, by one block. */
-KERNEL cross_entropy_loss(const __grid_constant__ cross_entropy_call c)
+/* dx may lie in x's place: a number is no wider there, so that it is written where x has been read. */
+template <int V, typename By, typename T>
+__device__ inline void logits_gradient(const cross_entropy_call &c, int64_t r, int32_t target, float lse)
 {
-    double sum = 0;
-#pragma unroll 8
-    for (int64_t r = threadIdx.x; r < c.rows; r += CUDA_THREADS)
-        if (c.targets[r] >= 0)
-            sum += (double)c.lse[r] - (double)c.x[r * c.vocab + c.targets[r]];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        *c.loss = sum;
-}
-
-template <int V, typename T> __device__ inline void cross_entropy_backward_rows(const cross_entropy_call &c)
-{
-    for (int64_t r = first_warp(); r < c.rows; r += warp_step()) {
-        const int32_t target = c.targets[r];
-        const float *x = c.x + r * c.vocab, lse = target < 0 ? 0.0f : c.lse[r];
-        T *dx = (T *)c.dx + r * c.vocab;
-#pragma unroll 4
-        for (int64_t i = lane() * V; i < c.vocab; i += WARP * V) {
-            some<V> d = load<V>(x + i);
+    T *dx = (T *)c.dx + r * c.dx_stride;
+    for_row<V, By>(
+        c.x + r * c.vocab, c.vocab, [] { By::sync(); },
+        [&](int64_t i, some<V> d) {
 #pragma unroll
             for (int v = 0; v < V; v++)
                 d.x[v] = target < 0 ? 0.0f : c.factor * expf(d.x[v] - lse) - (i + v == target ? c.factor : 0.0f);
             store<V>(dx + i, d);
-        }
+        });
+    By::sync();
+}
+
+template <int V, typename By, typename T> __device__ inline void cross_entropy_rows(const cross_entropy_call &c)
+{
+    for (int64_t r = By::first(); r < c.rows; r += By::step()) {
+        const int32_t target = c.targets[r];
+        const float *x = c.x + r * c.vocab, lse = target < 0 ? 0.0f : lse_of<V, By>(x, c.vocab);
+        if (By::thread() == 0)
+            c.losses[r] = target < 0 ? 0.0 : (double)lse - (double)x[target];
+        if (c.dx)
+            logits_gradient<V, By, T>(c, r, target, lse);
     }
 }
 
-template <typename T> __device__ inline void cross_entropy_backward(const cross_entropy_call &c)
+template <typename By, typename T> __device__ inline void cross_entropy(const cross_entropy_call &c)
 {
-    if (logits_in_fours(c) && in_fours((const T *)c.dx, 4))
-        cross_entropy_backward_rows<4, T>(c);
+    if (in_fours(c.x, c.vocab) && in_fours((const T *)c.dx, c.dx_stride))
+        cross_entropy_rows<4, By, T>(c);
     else
-        cross_entropy_backward_rows<1, T>(c);
+        cross_entropy_rows<1, By, T>(c);
 }
 
-KERNEL cross_entropy_backward_f32(const __grid_constant__ cross_entropy_call c)
+KERNEL cross_entropy_f32(const __grid_constant__ cross_entropy_call c)
 {
-    cross_entropy_backward<float>(c);
+    cross_entropy<by_warp, float>(c);
 }
 
-KERNEL cross_entropy_backward_bf16(const __grid_constant__ cross_entropy_call c)
+KERNEL cross_entropy_bf16(const __grid_constant__ cross_entropy_call c)
 {
-    cross_entropy_backward<bf16>(c);
+    cross_entropy<by_warp, bf16>(c);
+}
+
+KERNEL_OF(CUDA_WIDE) cross_entropy_wide_f32(const __grid_constant__ cross_entropy_call c)
+{
+    cross_entropy<by_block, float>(c);
+}
+
+KERNEL_OF(CUDA_WIDE) cross_entropy_wide_bf16(const __grid_constant__ cross_entropy_call c)
+{
+    cross_entropy<by_block, bf16>(c);
+}
+
+/* The sum over the rows, by one block. */
+KERNEL loss_sum(const __grid_constant__ loss_sum_call c)
+{
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t r = threadIdx.x; r < c.rows; r += CUDA_THREADS)
+        sum += c.losses[r];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        *c.sum = sum;
 }
 
 /* -------------------------------------------------------------------------------------------------------------- update */

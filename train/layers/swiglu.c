@@ -6,37 +6,29 @@
 #include "train/layers/layers.h"
 #include <assert.h>
 
-static swiglu_call call_of(const node *n)
+static swiglu_call call_of(const node *n, void *out)
 {
-    return (swiglu_call){.rows = n->out->rows,
-                         .ffn = n->out->cols,
-                         .type = n->out->type,
-                         .x = n->in[0]->data,
-                         .out = n->out->data,
-                         .dout = n->out->grad,
-                         .dx = n->in[0]->grad};
+    const tensor *x = n->in[0];
+    return (swiglu_call){.rows = x->rows, .ffn = x->cols / 2, .type = x->type, .x = x->data, .out = out, .dx = x->grad};
 }
 
-static bool forward(node *n)
+static bool make(node *n, const feed *f, void *made)
 {
-    swiglu_call c = call_of(n);
+    swiglu_call c = call_of(n, made);
+    (void)f;
     return n->device->run->swiglu_forward(n->device, &c);
 }
 
-static bool backward(node *n)
+static bool pass(node *n, const feed *f, void *dmade, void *scratch)
 {
-    swiglu_call c = call_of(n);
+    swiglu_call c = call_of(n, dmade);
+    (void)f, (void)scratch;
     assert(!n->accumulate[0]); /* nobody else reads gate and up */
+    c.dout = dmade;
     return n->device->run->swiglu_backward(n->device, &c);
 }
 
-tensor *layer_swiglu(tape *t, tensor *x)
+feed feed_swiglu(void)
 {
-    node *n = tape_node(t, "swiglu", 0);
-    n->in[0] = x;
-    n->out = tape_tensor(t, x->rows, x->cols / 2, x->type);
-    n->reads_in[0] = true;
-    n->forward = forward;
-    n->backward = backward;
-    return n->out;
+    return (feed){.make = make, .pass = pass};
 }
