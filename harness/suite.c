@@ -212,8 +212,7 @@ static void print_features(FILE *file, uint32_t features)
                  {FATTN_CPU_AVX512_BF16, "AVX512_BF16"},
                  {FATTN_CPU_AMX_BF16, "AMX-BF16"},
                  {FATTN_CUDA_SM80, "compute capability 8.0"},
-                 {FATTN_CUDA_SM90, "compute capability 9.0"},
-                 {FATTN_CUDA_SHARED, "163 KiB of shared memory for a block"}};
+                 {FATTN_CUDA_SM90, "compute capability 9.0"}};
     const char *comma = "";
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (features & known[i].bit) {

@@ -296,9 +296,8 @@ FATTN_API void fattn_context_destroy(fattn_context *context);
 #define FATTN_CPU_AVX512_BF16 0x8u
 #define FATTN_CPU_AMX_BF16    0x10u
 /* Likewise of GPUs. */
-#define FATTN_CUDA_SM80   0x10000u /* compute capability 8.0 or later */
-#define FATTN_CUDA_SM90   0x20000u /* 9.0, with wgmma and TMA */
-#define FATTN_CUDA_SHARED 0x40000u /* 163 KiB of shared memory for a block, for every dim: 8.0, 9.0, 10.0 */
+#define FATTN_CUDA_SM80 0x10000u /* compute capability 8.0 or later */
+#define FATTN_CUDA_SM90 0x20000u /* 9.0, with wgmma and TMA */
 
 typedef struct fattn_context_info {
     uint32_t struct_size;  /* in: sizeof(fattn_context_info) */

@@ -27,8 +27,6 @@ static const char *lacks(const fattn_context *context, const fattn_kernel *kerne
         return NULL;
     if (missing & (FATTN_CUDA_SM80 | FATTN_CUDA_SM90))
         return missing & FATTN_CUDA_SM80 ? "needs a GPU of compute capability 8.0" : "needs a GPU of compute capability 9.0";
-    if (missing & FATTN_CUDA_SHARED)
-        return "needs a GPU with 163 KiB of shared memory for a block";
     if (missing & FATTN_CPU_AMX_BF16)
         return "needs AMX with bfloat16";
     if (missing & FATTN_CPU_AVX512_BF16)

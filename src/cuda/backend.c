@@ -34,8 +34,7 @@ static CUresult read_attributes(const gpu_driver_calls *cu, cuda_gpu *gpu)
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted && result == CUDA_SUCCESS; i++)
         result = cu->cuDeviceGetAttribute(wanted[i].to, wanted[i].attribute, gpu->device);
     gpu->capability = 10 * major + minor;
-    gpu->features = FATTN_CUDA_SM80 | (gpu->capability == 90 ? FATTN_CUDA_SM90 : 0) |
-                    (gpu->shared_most >= 163 * 1024 ? FATTN_CUDA_SHARED : 0);
+    gpu->features = FATTN_CUDA_SM80 | (gpu->capability == 90 ? FATTN_CUDA_SM90 : 0);
     return result;
 }
 

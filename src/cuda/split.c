@@ -49,9 +49,6 @@ enum {
 _Static_assert(1 SPLIT_FORWARD_SIZES(FORWARD_TILES) SPLIT_BACKWARD_SIZES(BACKWARD_TILES),
                "a warp has a lane for each row of a tile");
 
-_Static_assert(SPLIT_FORWARD_SHARED(256, 1, 16) <= 163 * 1024 && SPLIT_BACKWARD_SHARED(128, 1, 16) <= 163 * 1024,
-               "FATTN_CUDA_SHARED promises no more");
-
 /* The least size for the problem's dims. */
 static int size_of(const split_size *sizes, int count, const fattn_desc *d)
 {
@@ -125,12 +122,30 @@ static size_t backward_workspace(const fattn_problem *problem)
     return plan(problem, backward_size(&problem->desc), true, NULL, &call);
 }
 
+/* In an image. */
+static int function_of(int size, const fattn_desc *d)
+{
+    return 2 * size + cuda_adjusts(d);
+}
+
+static size_t forward_shared(const fattn_problem *problem)
+{
+    const fattn_desc *d = &problem->desc;
+    return forward_functions[function_of((int)(forward_size(d) - forward_sizes), d)].shared;
+}
+
+static size_t backward_shared(const fattn_problem *problem)
+{
+    const fattn_desc *d = &problem->desc;
+    return backward_functions[function_of((int)(backward_size(d) - backward_sizes), d)].shared;
+}
+
 /* Makes the lists, and runs a function of an image on them. */
 static fattn_status run(const fattn_problem *problem, const fattn_launch *at, split_call *call, cuda_image_id image,
                         const cuda_function *functions, int size)
 {
     const fattn_desc *d = &problem->desc;
-    const int function = 2 * size + cuda_adjusts(d);
+    const int function = function_of(size, d);
     const cuda_shape lists = {call->first[SPLIT_TENSORS + 1], TENSOR_THREADS}, units = {blocks_of(d, call), TENSOR_THREADS};
     void *arguments[] = {(void *)(uintptr_t)problem, (void *)(uintptr_t)at, call};
     const fattn_status status = cuda_launch_early(at, CUDA_IMAGE_SPLIT, 0, lists, 0, arguments);
@@ -193,15 +208,17 @@ FATTN_KERNEL_TABLE(fattn_cuda_split,
                     .op = FATTN_OP_FORWARD,
                     .rounds = FATTN_F32,
                     .device = FATTN_DEVICE_CUDA,
-                    .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED,
+                    .needs = FATTN_CUDA_SM80,
                     .refuse = refuse_forward,
+                    .shared = forward_shared,
                     .workspace = forward_workspace,
                     .run = forward},
                    {.name = "cuda_split_backward_f32",
                     .op = FATTN_OP_BACKWARD,
                     .rounds = FATTN_F32,
                     .device = FATTN_DEVICE_CUDA,
-                    .needs = FATTN_CUDA_SM80 | FATTN_CUDA_SHARED,
+                    .needs = FATTN_CUDA_SM80,
                     .refuse = refuse_backward,
+                    .shared = backward_shared,
                     .workspace = backward_workspace,
                     .run = backward});
