@@ -261,16 +261,16 @@ __device__ __forceinline__ float split_power_scale(float x, float unit)
     return __int_as_float((141 - (max(__float_as_int(whole + x), bits + least) - bits)) << 23);
 }
 
-/* Weights take the shares of the other tile's rows. Returns their scales: of the largest of each of the unit's own rows or
- * keys. */
-template <int dim, int m_tiles, int others>
+/* Weights take the shares of the other tile's rows, unless they have them. Returns their scales: of the largest of each of the
+ * unit's own rows or keys. */
+template <int dim, int m_tiles, int others, bool shared = false>
 __device__ __forceinline__ split_scales<m_tiles> split_scales_of(const unsigned char *other,
                                                                  float weight[m_tiles][others / 8][4])
 {
     constexpr int n_tiles = others / 8;
     const split_units &tile = split_units_of<dim>(other);
     split_scales<m_tiles> scale;
-    if (tile.uneven)
+    if (!shared && tile.uneven)
         split_share<dim, m_tiles, others>(other, weight);
 #pragma unroll
     for (int m = 0; m < m_tiles; m++)

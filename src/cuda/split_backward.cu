@@ -10,6 +10,7 @@ template <int dim_, int m_tiles_, int tile_> struct sizes {
     static constexpr int dim = dim_, m_tiles = m_tiles_, tile = tile_;
     static constexpr int own = TENSOR_ROWS(m_tiles), pitch = SPLIT_PITCH(dim);
     static constexpr int own_bytes = own * pitch, tile_bytes = tile * pitch;
+    static constexpr bool branches = dim >= 128; /* of their own for rare tiles; here they keep registers from being spilled */
 };
 
 struct unit {
@@ -103,10 +104,7 @@ __device__ __forceinline__ void gradients(const unit &u, const scoring &how, int
     split_product<S::dim, S::m_tiles, S::tile>(u.own[1], dp_tile, dp);
     const bool s_odd = split_product_units<S::dim, S::m_tiles>(u.own[0], s_tile, s_unit);
     const bool dp_odd = split_product_units<S::dim, S::m_tiles>(u.own[1], dp_tile, dp_unit);
-    if (__any_sync(0xffffffffu, s_odd || dp_odd)) {
-        split_settle<S::dim, S::m_tiles, S::tile>(u.own[0], s_tile, s, s_unit);
-        split_settle<S::dim, S::m_tiles, S::tile>(u.own[1], dp_tile, dp, dp_unit);
-    }
+    const bool odd = __any_sync(0xffffffffu, s_odd || dp_odd);
     const auto all = [&](auto kept) {
 #pragma unroll
         for (int m = 0; m < S::m_tiles; m++)
@@ -124,14 +122,27 @@ __device__ __forceinline__ void gradients(const unit &u, const scoring &how, int
                     dp[m][n][e] = keep ? dp[m][n][e] : 0.0f;
                 }
     };
-    if (whole) /* most tiles: no comparisons */
+    const auto settle = [&] {
+        split_settle<S::dim, S::m_tiles, S::tile>(u.own[0], s_tile, s, s_unit);
+        split_settle<S::dim, S::m_tiles, S::tile>(u.own[1], dp_tile, dp, dp_unit);
+    };
+    if (S::branches && odd)
+        settle();
+    if (whole && (S::branches || !odd)) /* most tiles: no comparisons */
         all([](const grad_lane &, int) { return true; });
-    else
+    else {
+        if (!S::branches && odd)
+            settle();
         all([&](const grad_lane &lane, int key) {
             const int lo = (int)min(max(lane.place.lo - first, 0LL), (long long)INT32_MAX);
             const int hi = (int)min(max(lane.place.hi - first, 0LL), (long long)INT32_MAX);
             return key >= lo && key < hi;
         });
+        if (!S::branches && odd) { /* P weights rows of dO, or nothing, dS the others */
+            split_share<S::dim, S::m_tiles, S::tile>(dp_tile, s);
+            split_share<S::dim, S::m_tiles, S::tile>(s_tile, dp);
+        }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------------------- keys */
@@ -291,8 +302,9 @@ __device__ inline void keys(const fattn_problem &problem, const fattn_launch &la
         gradients<S, adjusted>(
             u, how, stage, whole, u.first, s, dp, [&](int, int n, int e) -> const grad_lane & { return lane[other_of(n, e)]; },
             [&](int m, int, int e) { return own_of<S::m_tiles>(e, m); });
-        split_add<S::dim, S::m_tiles, S::tile>(s, split_scales_of<S::dim, S::m_tiles, S::tile>(dout, s), dout, dv);
-        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::dim, S::m_tiles, S::tile>(q, dp), q, dk);
+        split_add<S::dim, S::m_tiles, S::tile>(s, split_scales_of<S::dim, S::m_tiles, S::tile, !S::branches>(dout, s), dout,
+                                               dv);
+        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::dim, S::m_tiles, S::tile, !S::branches>(q, dp), q, dk);
         tile = next;
         whole = next_whole;
         stage ^= 1;
@@ -367,7 +379,7 @@ __device__ inline void queries(const fattn_problem &problem, const fattn_launch 
             [&](int m, int, int e) -> const grad_lane & { return u.lane[own_of<S::m_tiles>(e, m)]; },
             [&](int, int n, int e) { return other_of(n, e); });
         const unsigned char *k = u.tile[0] + stage * S::tile_bytes;
-        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::dim, S::m_tiles, S::tile>(k, dp), k, dq);
+        split_add<S::dim, S::m_tiles, S::tile>(dp, split_scales_of<S::dim, S::m_tiles, S::tile, !S::branches>(k, dp), k, dq);
     }
     ptx_cp_async_wait<0>(); /* of a unit whose rows keep nothing */
     finish_queries<S>(u, dq);
