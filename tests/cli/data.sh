@@ -1,11 +1,6 @@
 #!/bin/sh
 # Tokens of a tokenizer.json as a user meets them, from text to file to model to text: data.sh PROGRAM GOLDEN
 fattn=$1 golden=$2
-dir=$(mktemp -d) || exit 1
-out=$dir/out err=$dir/err
-trap 'rm -rf "$dir"' EXIT
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
 tiny='--hidden 16 --layers 1 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2'

@@ -14,17 +14,7 @@
 
 enum { STEPS = 12, BATCH = 2, SEQ = 24 };
 
-static const model_config shape = {.vocab = 258,
-                                   .hidden = 16,
-                                   .layers = 2,
-                                   .heads = 2,
-                                   .heads_kv = 1,
-                                   .head_dim = 8,
-                                   .ffn = 24,
-                                   .max_seq = SEQ,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6,
-                                   .tied = true};
+static const model_config shape = {SHAPE_16, .vocab = 258, .layers = 2, .max_seq = SEQ, .tied = true};
 
 typedef struct history {
     double loss[128], val[128];
