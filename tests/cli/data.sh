@@ -47,6 +47,8 @@ works train --resume "$dir/three" --steps 6
 same "$dir/six/model.safetensors" "$dir/three/model.safetensors"
 cmp -s "$dir/whole/model.safetensors" "$dir/bin/model.safetensors" && complain '--documents changes nothing'
 right '"bits_per_token"' eval --model "$dir/whole" --json
+printf '\274\002\274\002\274\002\274\002' >"$dir/ends.bin" # token 700
+wrong 'nothing to predict' eval --model "$dir/numbers" --data "$dir/ends.bin" --split train
 
 # ------------------------------------------------------------------------------------------------------------- generation
 right '"end":' generate --model "$dir/whole" --prompt 'the <tool> é' --tokens 20 --greedy --json

@@ -324,6 +324,27 @@ static void test_evaluate(void **state)
     data_close(d);
 }
 
+/* Where each token that is looked at ends a document. */
+static void test_evaluate_nothing(void **state)
+{
+    (void)state;
+    dataset *d = small_world();
+    data_tokens val = data_split(d, WORLD_VAL);
+    model *m = random_model(&shape, 8);
+    evaluation result;
+    int32_t tokens[SEQ], targets[SEQ];
+    data_window_batch(&val, SEQ, 0, 1, tokens, targets);
+    model_step *step = step_create(
+        m, test_runtime(),
+        &(step_options){.batch = 1, .seq = SEQ, .attention = path_of("flash"), .documents = {.on = true, .end = tokens[0]}});
+    require(step && evaluate(step, test_runtime()->ranks, &val, 1, SEQ, 1, &result));
+    assert_int_equal(result.tokens, 0);
+    assert_true(result.loss == 0);
+    step_free(step);
+    model_free(m);
+    data_close(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -336,6 +357,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_overfit),
         cmocka_unit_test(test_evaluate),
+        cmocka_unit_test(test_evaluate_nothing),
     };
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);
 }
