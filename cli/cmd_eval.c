@@ -183,6 +183,8 @@ static int measure(eval_command *c)
         const step_options options = {.batch = c->batch, .seq = c->seq, .attention = c->paths[i], .documents = c->documents};
         model_step *step = step_create(c->m, &c->r, &options);
         bool good = step && evaluate(step, c->r.ranks, &tokens, c->batch, c->seq, c->max_tokens, &result);
+        if (good && result.tokens == 0)
+            good = train_fail("nothing to predict: each token ends a document");
         step_free(step);
         if (!good) {
             cli_error("%s: %s", c->attention.item[i], train_error());

@@ -92,6 +92,6 @@ bool evaluate(model_step *s, ranks *r, const data_tokens *tokens, int64_t batch,
     }
     free(all);
     result->seconds = evaluate_seconds() - start;
-    result->loss = sum / (double)result->tokens;
+    result->loss = result->tokens ? sum / (double)result->tokens : 0;
     return good || train_fail_as(train_error_kind(), "evaluation: %.600s", train_error());
 }

@@ -8,7 +8,7 @@
 #include "model.h"
 
 typedef struct evaluation {
-    double loss;    /* mean over tokens, natural logarithm */
+    double loss;    /* mean over tokens, natural logarithm; 0 if there are none */
     int64_t tokens; /* that were predicted */
     int64_t bytes;  /* that these stand for; 0: not known */
     double seconds;

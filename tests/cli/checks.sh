@@ -1,5 +1,10 @@
-# What the scripts beside this file share. Sourced once $fattn, $out and $err are set.
+# What the scripts beside this file share. Sourced once $fattn is set; makes the folder $dir, for as long as the script runs.
 # An error is one line on standard error that begins with "fattn: " and names the option and the value.
+dir=$(mktemp -d) || exit 1
+out=$dir/out err=$dir/err
+trap 'rm -rf "$dir"' EXIT
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
 failures=0
 
 complain() {

@@ -1,8 +1,6 @@
 #!/bin/sh
 # Exit codes, messages and output forms of info, check, bench and gradcheck: commands.sh PROGRAM
 fattn=$1
-err=$(mktemp) && out=$(mktemp) || exit 1
-trap 'rm -f "$err" "$out"' EXIT
 . "$(dirname "$0")/checks.sh"
 
 wrong 'no command'

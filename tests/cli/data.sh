@@ -1,11 +1,6 @@
 #!/bin/sh
 # Tokens of a tokenizer.json as a user meets them, from text to file to model to text: data.sh PROGRAM GOLDEN
 fattn=$1 golden=$2
-dir=$(mktemp -d) || exit 1
-out=$dir/out err=$dir/err
-trap 'rm -rf "$dir"' EXIT
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
 tiny='--hidden 16 --layers 1 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32 --batch 2 --eval-every 0 --threads 1 --warmup 2'
@@ -52,6 +47,8 @@ works train --resume "$dir/three" --steps 6
 same "$dir/six/model.safetensors" "$dir/three/model.safetensors"
 cmp -s "$dir/whole/model.safetensors" "$dir/bin/model.safetensors" && complain '--documents changes nothing'
 right '"bits_per_token"' eval --model "$dir/whole" --json
+printf '\274\002\274\002\274\002\274\002' >"$dir/ends.bin" # token 700
+wrong 'nothing to predict' eval --model "$dir/numbers" --data "$dir/ends.bin" --split train
 
 # ------------------------------------------------------------------------------------------------------------- generation
 right '"end":' generate --model "$dir/whole" --prompt 'the <tool> é' --tokens 20 --greedy --json

@@ -2,11 +2,6 @@
 # Models that go out and come in: export, train --init, eval and generate of a Hugging Face folder, and checkpoints that were
 # moved: interop.sh PROGRAM GOLDEN
 fattn=$1 golden=$2
-dir=$(mktemp -d) || exit 1
-out=$dir/out err=$dir/err
-trap 'rm -rf "$dir"' EXIT
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
 tiny='--hidden 16 --layers 2 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24'

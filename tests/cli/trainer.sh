@@ -2,11 +2,6 @@
 # world, train, eval and generate as a user meets them: exit codes and messages, logs, checkpoints that survive signals and
 # damage, runs that continue bit for bit: trainer.sh PROGRAM
 fattn=$1
-dir=$(mktemp -d) || exit 1
-out=$dir/out err=$dir/err
-trap 'rm -rf "$dir"' EXIT
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
 # wait_for COMMAND...: until it succeeds, twenty seconds at most

@@ -2,11 +2,6 @@
 # What watches and guards a run, as a user meets it: bf16 and dropout that resume bit for bit, schedules, event files read by a
 # reader that shares nothing with the writer, curves, MFU, the guard, and signals: watching.sh PROGRAM
 fattn=$1
-dir=$(mktemp -d) || exit 1
-out=$dir/out err=$dir/err
-trap 'rm -rf "$dir"' EXIT
-OMP_WAIT_POLICY=passive
-export OMP_WAIT_POLICY
 . "$(dirname "$0")/checks.sh"
 
 shape='--hidden 16 --layers 1 --heads 2 --heads-kv 1 --head-dim 8 --ffn 24 --seq 32'

@@ -78,47 +78,33 @@ two $base --steps 10 --zero --out "$dir/parts"
 one train --resume "$dir/parts" --accumulate 2 --steps 20
 same one_f32 parts || complain 'resumed on one GPU: other bits'
 
-# A rank that is stopped.
-port=$((port + 1))
-RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_PORT=$port "$fattn" $base --steps 1000000 --rank-timeout 3 2>"$dir/err1" &
-other=$!
-RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=$port "$fattn" $base --steps 1000000 --rank-timeout 3 --save-every 5 --out "$dir/hung" \
-  2>"$dir/err" &
-first=$!
-tries=0
-until [ -f "$dir/hung/state.json" ] || [ $tries -gt 200 ]; do
-  tries=$((tries + 1))
-  sleep 0.1
-done
-kill -STOP $other
-before=$(date +%s)
-wait $first
-status=$? took=$(($(date +%s) - before))
-kill -KILL $other
-wait $other 2>/dev/null
-[ $status -eq 1 ] || complain "rank 1 was stopped, but rank 0's exit code is $status: $(tail -3 "$dir/err")"
-[ $took -lt 10 ] || complain "rank 1 was stopped, and rank 0 went on for $took s"
-grep -q 'rank 1 is missing in step' "$dir/err" || complain "rank 1 was stopped, and rank 0 says: $(tail -3 "$dir/err")"
-
-# A rank that is killed in the middle of a step.
-port=$((port + 1))
-RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_PORT=$port "$fattn" $base --steps 1000000 2>"$dir/err1" &
-other=$!
-RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=$port "$fattn" $base --steps 1000000 --save-every 5 --out "$dir/killed" 2>"$dir/err" &
-first=$!
-tries=0
-until [ -f "$dir/killed/state.json" ] || [ $tries -gt 200 ]; do
-  tries=$((tries + 1))
-  sleep 0.1
-done
-kill -KILL $other
-before=$(date +%s)
-wait $first
-status=$? took=$(($(date +%s) - before))
-wait $other 2>/dev/null
-[ $status -eq 1 ] || complain "rank 1 was killed, but rank 0's exit code is $status: $(tail -3 "$dir/err")"
-[ $took -lt 10 ] || complain "rank 1 was killed, and rank 0 went on for $took s"
-grep -q 'rank 1 ended too early' "$dir/err" || complain "rank 1 was killed, and rank 0 says: $(tail -3 "$dir/err")"
+# Rank 1 gets a signal in the middle of a step: rank 0 ends soon, and says so.
+hurt() { # hurt SIGNAL WHAT-RANK-0-SAYS FOLDER ARGUMENTS...
+  signal=$1 says=$2 folder=$3
+  shift 3
+  port=$((port + 1))
+  RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 MASTER_PORT=$port "$fattn" $base --steps 1000000 "$@" 2>"$dir/err1" &
+  other=$!
+  RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=$port "$fattn" $base --steps 1000000 --save-every 5 --out "$dir/$folder" "$@" \
+    2>"$dir/err" &
+  first=$!
+  tries=0
+  until [ -f "$dir/$folder/state.json" ] || [ $tries -gt 200 ]; do
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+  kill -"$signal" $other
+  before=$(date +%s)
+  wait $first
+  status=$? took=$(($(date +%s) - before))
+  kill -KILL $other 2>/dev/null
+  wait $other 2>/dev/null
+  [ $status -eq 1 ] || complain "$signal to rank 1, but rank 0's exit code is $status: $(tail -3 "$dir/err")"
+  [ $took -lt 10 ] || complain "$signal to rank 1, and rank 0 went on for $took s"
+  grep -q "$says" "$dir/err" || complain "$signal to rank 1, and rank 0 says: $(tail -3 "$dir/err")"
+}
+hurt STOP 'rank 1 is missing in step' hung --rank-timeout 3
+hurt KILL 'rank 1 ended too early' killed
 "$fattn" eval --model "$dir/killed" --device cuda --max-tokens 1000 >/dev/null 2>"$dir/err" || complain "the checkpoint: $(cat "$dir/err")"
 
 if [ $failed -eq 0 ]; then echo '1 passed, 0 failed, 0 skipped'; else echo '0 passed, 1 failed, 0 skipped'; fi

@@ -138,17 +138,7 @@ static void products(void **state)
 enum { CONFIGS = 2, BATCH = 3, SEQ = 65, ROWS = BATCH * SEQ };
 
 /* A plain shape, and one that nothing divides, with rows longer than a piece. */
-static const model_config configs[CONFIGS] = {{.vocab = 258,
-                                               .hidden = 64,
-                                               .layers = 2,
-                                               .heads = 4,
-                                               .heads_kv = 2,
-                                               .head_dim = 32,
-                                               .ffn = 128,
-                                               .max_seq = SEQ,
-                                               .rope_theta = 1e4,
-                                               .rms_eps = 1e-6,
-                                               .tied = true},
+static const model_config configs[CONFIGS] = {{SHAPE_64, .vocab = 258, .layers = 2, .max_seq = SEQ, .tied = true},
                                               {.vocab = 531,
                                                .hidden = 517,
                                                .layers = 2,

@@ -10,16 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const model_config shape = {.vocab = 11,
-                                   .hidden = 8,
-                                   .layers = 1,
-                                   .heads = 2,
-                                   .heads_kv = 1,
-                                   .head_dim = 4,
-                                   .ffn = 12,
-                                   .max_seq = 16,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6};
+static const model_config shape = {SHAPE_8, .vocab = 11, .layers = 1, .max_seq = 16};
 static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "state.json"};
 
 typedef struct fixture {

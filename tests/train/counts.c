@@ -13,17 +13,7 @@
 
 enum { PARTS = 4, SEQ = 32, ROWS = PARTS * SEQ, END = 257, STEPS = 4, TARGETS = 30 + 0 + 6 + 20 };
 
-static const model_config shape = {.vocab = 258,
-                                   .hidden = 16,
-                                   .layers = 2,
-                                   .heads = 2,
-                                   .heads_kv = 1,
-                                   .head_dim = 8,
-                                   .ffn = 24,
-                                   .max_seq = SEQ,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6,
-                                   .tied = true};
+static const model_config shape = {SHAPE_16, .vocab = 258, .layers = 2, .max_seq = SEQ, .tied = true};
 
 /* Of the four windows one has a long document, one only ends of documents, one is padded, and one has short documents. */
 static void make_batch(int32_t tokens[ROWS], int32_t targets[ROWS])

@@ -10,16 +10,7 @@
 
 enum { SEQ = 40, BATCH = 2, ROWS = BATCH * SEQ, VOCAB = 50, END = 49 };
 
-static const model_config shape = {.vocab = VOCAB,
-                                   .hidden = 32,
-                                   .layers = 2,
-                                   .heads = 4,
-                                   .heads_kv = 2,
-                                   .head_dim = 8,
-                                   .ffn = 48,
-                                   .max_seq = SEQ,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6};
+static const model_config shape = {SHAPE_32, .vocab = VOCAB, .layers = 2, .max_seq = SEQ};
 /* The last rows of the documents of both sequences; the very last ones have no end token. */
 static const int ends[] = {0, 12, 13, 30, 39, 46, 71, 79};
 enum { DOCUMENTS = sizeof ends / sizeof *ends };

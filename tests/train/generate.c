@@ -19,16 +19,7 @@ static const tokenizer *bytes(void)
     return t;
 }
 
-static const model_config shape = {.vocab = VOCAB,
-                                   .hidden = 32,
-                                   .layers = 2,
-                                   .heads = 4,
-                                   .heads_kv = 2,
-                                   .head_dim = 8,
-                                   .ffn = 48,
-                                   .max_seq = LONGEST,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6};
+static const model_config shape = {SHAPE_32, .vocab = VOCAB, .layers = 2, .max_seq = LONGEST};
 
 typedef struct output {
     int32_t tokens[LONGEST + 1];

@@ -13,16 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const model_config shape = {.vocab = 13,
-                                   .hidden = 8,
-                                   .layers = 2,
-                                   .heads = 2,
-                                   .heads_kv = 1,
-                                   .head_dim = 4,
-                                   .ffn = 12,
-                                   .max_seq = 16,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6};
+static const model_config shape = {SHAPE_8, .vocab = 13, .layers = 2, .max_seq = 16};
 
 typedef struct fixture {
     char folder[FOLDER_PATH], hf[FOLDER_PATH], config[FOLDER_PATH], weights[FOLDER_PATH], sums[FOLDER_PATH];

@@ -14,17 +14,7 @@
 
 enum { STEPS = 12, BATCH = 2, SEQ = 24 };
 
-static const model_config shape = {.vocab = 258,
-                                   .hidden = 16,
-                                   .layers = 2,
-                                   .heads = 2,
-                                   .heads_kv = 1,
-                                   .head_dim = 8,
-                                   .ffn = 24,
-                                   .max_seq = SEQ,
-                                   .rope_theta = 10000,
-                                   .rms_eps = 1e-6,
-                                   .tied = true};
+static const model_config shape = {SHAPE_16, .vocab = 258, .layers = 2, .max_seq = SEQ, .tied = true};
 
 typedef struct history {
     double loss[128], val[128];
@@ -334,6 +324,27 @@ static void test_evaluate(void **state)
     data_close(d);
 }
 
+/* Where each token that is looked at ends a document. */
+static void test_evaluate_nothing(void **state)
+{
+    (void)state;
+    dataset *d = small_world();
+    data_tokens val = data_split(d, WORLD_VAL);
+    model *m = random_model(&shape, 8);
+    evaluation result;
+    int32_t tokens[SEQ], targets[SEQ];
+    data_window_batch(&val, SEQ, 0, 1, tokens, targets);
+    model_step *step = step_create(
+        m, test_runtime(),
+        &(step_options){.batch = 1, .seq = SEQ, .attention = path_of("flash"), .documents = {.on = true, .end = tokens[0]}});
+    require(step && evaluate(step, test_runtime()->ranks, &val, 1, SEQ, 1, &result));
+    assert_int_equal(result.tokens, 0);
+    assert_true(result.loss == 0);
+    step_free(step);
+    model_free(m);
+    data_close(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -346,6 +357,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_overfit),
         cmocka_unit_test(test_evaluate),
+        cmocka_unit_test(test_evaluate_nothing),
     };
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);
 }

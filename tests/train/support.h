@@ -58,6 +58,12 @@ model *golden_model(const safetensors_file *f, bool tied, const char *prefix);
 
 /* ---------------------------------------------------------------------------------------------------------------- models */
 
+/* Small shapes that several tests have, named by their width: all of a model_config but vocab, layers, max_seq and tied. */
+#define SHAPE_8  .hidden = 8, .heads = 2, .heads_kv = 1, .head_dim = 4, .ffn = 12, .rope_theta = 1e4, .rms_eps = 1e-6
+#define SHAPE_16 .hidden = 16, .heads = 2, .heads_kv = 1, .head_dim = 8, .ffn = 24, .rope_theta = 1e4, .rms_eps = 1e-6
+#define SHAPE_32 .hidden = 32, .heads = 4, .heads_kv = 2, .head_dim = 8, .ffn = 48, .rope_theta = 1e4, .rms_eps = 1e-6
+#define SHAPE_64 .hidden = 64, .heads = 4, .heads_kv = 2, .head_dim = 32, .ffn = 128, .rope_theta = 1e4, .rms_eps = 1e-6
+
 /* A small model whose weights are large enough that every part of it matters. */
 model *random_model(const model_config *c, uint64_t seed);
 void random_tokens(int32_t *tokens, int64_t n, int64_t vocab, uint64_t seed);

@@ -10,7 +10,7 @@
 
 #include "train/operations.h"
 
-enum { PIECE = HEAD_DIM_MAX };
+enum { PIECE = HEAD_DIM_MAX, CACHE_LINE = 64 };
 
 static inline float widen(uint16_t x)
 {
@@ -57,7 +57,6 @@ static inline const float *read_numbers(const void *x, number_type type, int64_t
  * Inlined always: GCC leaves out calls of a function that only prefetches, as they change nothing. */
 __attribute__((always_inline)) static inline void prefetch_numbers(const void *x, number_type type, int64_t at, int64_t count)
 {
-    enum { CACHE_LINE = 64 };
     const char *from = number_at(x, type, at);
     for (int64_t i = 0; i < count * (int64_t)number_bytes(type); i += CACHE_LINE)
         __builtin_prefetch(from + i);

@@ -21,8 +21,6 @@
 #include "train/cpu/update.h"
 #include "train/error.h"
 
-enum { CACHE_LINE = 64 };
-
 static void *allocate(device *d, size_t bytes)
 {
     (void)d;
