@@ -8,6 +8,18 @@ import subprocess
 import urllib.request
 
 
+def follow(engine, prompt, lead, count):
+    """The engine's answer. Where it chooses another token than `lead`, an answer of another engine, it goes on from that one's."""
+    ids, tokens = engine.complete(prompt, count)
+    logits, led = engine.logits, [token for token, _ in lead[1]]
+    for at in range(min(len(led), len(tokens), count - 1)):
+        if tokens[at][0] != led[at]:
+            tokens[at + 1:] = engine.complete(ids + led[:at + 1], count - at - 1)[1]
+            logits[at + 1:] = engine.logits
+    engine.logits = logits
+    return ids, tokens
+
+
 class Fattn:
     """The program under test."""
 
@@ -70,6 +82,7 @@ class Llama:
     """llama.cpp's server, in this process; the cache of keys and values is f32."""
 
     name = "llama.cpp"
+    logits = []  # not told
 
     @staticmethod
     def missing():

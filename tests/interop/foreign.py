@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 
-from engines import Fattn, Transformers
+from engines import Fattn, Transformers, follow
 
 PROMPTS = [[1, 2, 3], [200, 7], [5] * 20]
 SHAPE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -47,7 +47,8 @@ def read_models(count, program, base, comparison):
         found = comparison(1e-4)
         ours, worst = Fattn(program, folder), 0.0
         for prompt in PROMPTS:
-            found.add(prompt, ours.complete(prompt, 60, top=1000000), theirs.complete(prompt, 60))
+            answer = ours.complete(prompt, 60, top=1000000)
+            found.add(prompt, answer, follow(theirs, prompt, answer, 60))
             worst = max(worst, logit_error(ours.logits, theirs.logits))
         found.report(count, "saved by transformers: %s" % name)
         count.check("saved by transformers: %s: every logit within 1e-5 of the largest" % name, worst < 1e-5, "%.2g" % worst)
@@ -63,7 +64,8 @@ def windows(count, program, base, comparison):
     theirs = Transformers(exported)
     found = comparison(1e-4)
     for prompt in "12+30=", "The cat and the dog and the":
-        found.add(prompt, Fattn(program, exported).complete(prompt, 60), theirs.complete(prompt, 60))
+        answer = Fattn(program, exported).complete(prompt, 60)
+        found.add(prompt, answer, follow(theirs, prompt, answer, 60))
     found.report(count, "trained with a window of 12, exported to transformers")
     command = [program, "export", "--model", trained, "--format", "gguf", "--out", os.path.join(base, "w.gguf")]
     refused = subprocess.run(command, stderr=subprocess.PIPE, text=True)
