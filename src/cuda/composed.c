@@ -4,14 +4,15 @@
  *
  *     forward     S = Q K^T            P = m softmax(score(scale S)), in place          out = P V / (1 - dropout)
  *     backward    S = Q K^T            dP = dout V^T
- *                 P = m exp(score(scale S) - lse), dX = P (dP - D) dscore, in place
- *                 dQ = scale dX K      dK = scale dX^T Q      dV = P^T dout / (1 - dropout)
+ *                 P = m exp(score(scale S) - lse), dX = lift P (dP - D) dscore, in place
+ *                 dQ = rest dX K       dK = rest dX^T Q       dV = P^T dout / (1 - dropout)
  *
- * score() being softcap, bias and ALiBi, dscore the softcap's derivative, m dropout's choice of 0 or 1, each where asked for. S
- * and dP are [batch, heads_q, seq_q, seq_k] of floats in the workspace, also where inputs have 16 bits: a score of 100 rounded
- * to bfloat16 would change its probability by a quarter. P and dX take their place in the inputs' type. The products are
- * cuBLAS's, one for all heads of all sequences; those of a group of query heads are one product with the group's rows below
- * each other, so that sums over the group are sums over rows. composed.cu has what lies between and behind the products.
+ * lift rest being the scale (cuda_exact_lift()), score() softcap, bias and ALiBi, dscore the softcap's derivative, m dropout's
+ * choice of 0 or 1, each where asked for. S and dP are [batch, heads_q, seq_q, seq_k] of floats in the workspace, also where
+ * inputs have 16 bits: a score of 100 rounded to bfloat16 would change its probability by a quarter. P and dX take their place
+ * in the inputs' type. The products are cuBLAS's, one for all heads of all sequences; those of a group of query heads are one
+ * product with the group's rows below each other, so that sums over the group are sums over rows. composed.cu has what lies
+ * between and behind the products.
  *
  * Products want tensors whose rows follow each other. Those of others (permuted, packed, paged) are copied first, as frameworks
  * do, to seq_q rows and seq_k keys for each sequence, with zeros for rows that a sequence does not have; results likewise.
@@ -284,6 +285,7 @@ static fattn_status backward(const fattn_problem *problem, const fattn_launch *a
     const fattn_desc *d = &problem->desc;
     const plan p = plan_of(problem);
     work w = begin(problem, at, &p);
+    const double rest = d->scale / cuda_exact_lift(d->scale);
     void *delta = take(&w.room, fattn_round_up(cuda_exact_delta_bytes(problem), FATTN_ALIGNMENT));
     w.matrices.dp = take(&w.room, p.matrix_bytes);
     w.matrices.delta = delta;
@@ -293,8 +295,8 @@ static fattn_status backward(const fattn_problem *problem, const fattn_launch *a
     multiply(&w, CUDA_B_TRANSPOSED, q, k, scores_at(&w, w.matrices.s, FATTN_F32), 1);
     multiply(&w, CUDA_B_TRANSPOSED, dout, v, scores_at(&w, w.matrices.dp, FATTN_F32), 1);
     go_over_rows(&w, GRADIENT);
-    result(&w, &at->dq, &p.dq, w.matrices.dp, k, &at->k, d->scale);
-    result(&w, &at->dk, &p.dk, w.matrices.dp, q, &at->q, d->scale);
+    result(&w, &at->dq, &p.dq, w.matrices.dp, k, &at->k, rest);
+    result(&w, &at->dk, &p.dk, w.matrices.dp, q, &at->q, rest);
     result(&w, &at->dv, &p.dv, w.matrices.s, dout, &at->dout, 1 / (1 - d->dropout));
     return w.status != FATTN_OK ? w.status : cuda_exact_rest(problem, at, delta);
 }

@@ -183,7 +183,7 @@ __device__ __forceinline__ void composed_gradients(const fattn_problem &problem,
         const float p = composed_exp(s[e], lse);
         const float ds = p * ((dropped ? how.keep * chosen[e] * dp[e] : dp[e]) - delta);
         s[e] = kept ? dropped ? p * chosen[e] : p : 0;
-        dp[e] = kept ? ADJUSTED ? ds * slope[e] : ds : 0;
+        dp[e] = kept ? (ADJUSTED ? ds * slope[e] : ds) * how.lift : 0;
     }
 }
 

@@ -173,7 +173,7 @@ __device__ inline void exact_forward(const fattn_problem &problem, const fattn_l
 /* ------------------------------------------------------------------------------------------------------------ backward */
 
 /* P and dS of rows 4 ty + i and keys key + 4 tx + j: p is what dV is weighted with, ds the gradient of the score, dx that of
- * scale q.k without its scale. Exactly 0 where a row does not keep a key. */
+ * rest q.k, with the scale's rest. Exactly 0 where a row does not keep a key. */
 template <typename real> struct exact_gradients {
     real p[4][4], ds[4][4], dx[4][4];
 };
@@ -202,7 +202,7 @@ __device__ inline void exact_gradients_of(exact_shared<real> *s, const exact_rea
             const real p = kept ? exact_exp2(x[i][j] - s->lse[r]) : (real)0;
             g->p[i][j] = p * factor[i][j];
             g->ds[i][j] = kept ? p * (factor[i][j] * dp[i][j] - s->delta[r]) : (real)0;
-            g->dx[i][j] = g->ds[i][j] * slope[i][j];
+            g->dx[i][j] = g->ds[i][j] * slope[i][j] * how.lift;
         }
     }
 }
@@ -291,7 +291,7 @@ __device__ inline void exact_queries(const fattn_problem &problem, const fattn_l
         const int r = 4 * (threadIdx.x / SIDE) + i;
         if (s->row[r] >= 0)
             exact_store_row(fattn_query_row(&at.dq, fattn_dtype_size(d.grad_dtype), &seq, s->head[r], s->row[r]), d.grad_dtype,
-                            u.column, d.dim, acc[i], how.scale);
+                            u.column, d.dim, acc[i], how.rest);
     }
 }
 
@@ -358,7 +358,7 @@ __device__ inline void exact_keys(const fattn_problem &problem, const fattn_laun
         if (k >= seq.seq_k)
             continue;
         exact_store_row(fattn_key_row(&problem, &at, &at.dk, size, &seq, u.head_kv, k), d.grad_dtype, u.column, d.dim, dk[i],
-                        how.scale);
+                        how.rest);
         exact_store_row(fattn_key_row(&problem, &at, &at.dv, size, &seq, u.head_kv, k), d.grad_dtype, u.column, d.dim_v, dv[i],
                         (real)1);
     }

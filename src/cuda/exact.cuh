@@ -263,6 +263,7 @@ template <typename real> struct exact_reader {
 /* What holds for all scores of a call. */
 template <typename real> struct exact_scoring {
     real scale, cap, keep; /* keep: 1 / (1 - dropout) */
+    real lift, rest;       /* cuda_exact_lift(), scale / lift */
     bool capped, biased, sloped, dropped;
     fattn_dropout dropout;
 };
@@ -272,6 +273,8 @@ template <typename real> __device__ inline exact_scoring<real> exact_scoring_of(
     const fattn_desc &d = problem.desc;
     exact_scoring<real> s;
     s.scale = (real)d.scale;
+    s.lift = (real)cuda_exact_lift(d.scale);
+    s.rest = (real)(d.scale / cuda_exact_lift(d.scale));
     s.cap = (real)d.softcap;
     s.keep = (real)(1 / (1 - d.dropout));
     s.capped = d.softcap != 0;

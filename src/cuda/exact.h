@@ -4,6 +4,10 @@
 #ifndef FATTN_CUDA_EXACT_H
 #define FATTN_CUDA_EXACT_H
 
+#include <math.h>
+
+#include "core/inline.h"
+
 enum {
     EXACT_THREADS = 256,
     EXACT_TILE = 64,          /* rows, and keys, of a tile of scores */
@@ -11,6 +15,16 @@ enum {
     EXACT_SHARED_F32 = 44800, /* bytes of shared memory, exact_shared<float> */
     EXACT_SHARED_F64 = 87808
 };
+
+/* A power of two about the root of the scale. Gradients of scores are multiplied by it and what is summed up with them by the
+ * rest of the scale, so that neither becomes 0 or infinite where the gradients of q and k are not. */
+FATTN_INLINE double cuda_exact_lift(double scale)
+{
+    int exponent = 0;
+    if (scale != 0)
+        frexp(scale, &exponent);
+    return ldexp(1.0, exponent / 2);
+}
 
 #ifndef __CUDACC__
 #include "core/kernel.h"
